@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from django.db.models import F, QuerySet
 
 from config.kernel.encryption import DecryptionFailed
-from runs.catalogue import typical
 from runs.catalogue.definitions import ModelDefinition
 from runs.models import Agent, AgentModel, AgentVersion, Run, Tool, TypicalCredits
 from runs.tools.base import ToolDefinition
@@ -116,7 +115,7 @@ def refresh() -> Catalogue:
         ),
         fallbacks=_fallbacks(),
         agents=current_agents(),
-        typical=typical.read(),
+        typical={(row.kind, row.name): row for row in TypicalCredits.objects.all()},
         read_at=started,
     )
     with _lock:

@@ -18,38 +18,25 @@ from runs.models import AgentModel
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names in the admin and in the catalogue file are these in camelCase."""
+    """docs/models.md says what each field means; the names in the admin and in the catalogue file are these in
+    camelCase.
+    """
 
-    # The field of the output limit (chat completions).
     max_tokens_field: str = "max_tokens"
-    # Whether the request asks for token counts at the end of the stream (chat completions).
     stream_options: bool = True
-    # The role of the instructions (chat completions): ``system``, ``developer`` or ``user``.
     system_role: str = "system"
     image_input: bool = True
-    # PDF files as they are.
     file_input: bool = True
-    # Whether images that tools return go to the model. Chat completions have them in a user's message.
     tool_images: bool = True
-    # Sent as given; None leaves the server's default.
     parallel_tool_calls: bool | None = None
-    # Whether requests have a ``prompt_cache_key``, or cache breakpoints (anthropic).
     prompt_cache_key: bool = False
-    # The field of a message that holds its reasoning (chat completions); empty if the server has none.
     reasoning_field: str = "reasoning_content"
-    # Whether the reasoning of earlier turns is sent back.
     reasoning_back: bool = False
-    # Whether temperature and topP are accepted, and stop (chat completions).
     sampling: bool = True
-    # The field of the parameter ``seed`` (chat completions): ``seed`` or ``random_seed``.
     seed_field: str = "seed"
-    # ``reasoning_effort`` of requests with tools, whatever the parameters say (chat completions).
     effort_with_tools: str = ""
-    # Whether the server counts the tokens of a request that is not made (anthropic, openai_responses).
     counts_tokens: bool = False
-    # Whether the model decides how much it thinks, by an effort instead of a number of tokens (anthropic).
     adaptive_thinking: bool = False
-    # The length that the ids of tool calls must have; 0 for any (chat completions).
     call_id_length: int = 0
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from django.db import transaction
 
-from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from runs.models import RESERVED_TOOL_NAMES, Tool
 from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_headers, shorten
 from runs.tools.mcp import list_tools
-from runs.tools.schema import check_schema
+from runs.tools.schema import read_schema
 
 # Tools of one MCP server that can be imported; a server with more is refused.
 TOOL_IMPORT_MAX = 500
@@ -89,13 +88,8 @@ def _described(listed: Any) -> dict[str, Any]:
     """The columns that the server decides. Raises ValueError if they cannot be stored."""
     if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
         raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
-    try:
-        schema = parse_object(to_text(listed.input_schema), subject="The input schema")
-    except (MalformedJSON, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    check_schema(schema)
     return {
         "display_name": shorten(clean_text(listed.title or listed.name), TITLE_MAX_CHARS),
         "description": shorten(clean_text(listed.description or ""), DESCRIPTION_MAX_CHARS),
-        "input_schema": schema,
+        "input_schema": read_schema(listed.input_schema),
     }

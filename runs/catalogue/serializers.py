@@ -17,24 +17,22 @@ OUTPUT_SCHEMA = {
 }
 
 
-@extend_schema_field(OUTPUT_SCHEMA)
-class OutputSchemaField(Object):
-    json_schema: ClassVar[dict[str, Any]] = OUTPUT_SCHEMA
-    default_error_messages: ClassVar = {"not_a_dict": "A JSON Schema of an object is required."}
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs | by(check_output_schema))
-
-
 @extend_schema_field({"type": "object", "additionalProperties": {}})
 class SentSchemaField(Object):
     """The JSON Schema of a tool's input, from a caller."""
 
     json_schema: ClassVar[dict[str, Any]] = {"type": "object"}
+    check = staticmethod(check_sent_schema)
     default_error_messages: ClassVar = {"not_a_dict": "A JSON Schema of an object is required."}
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": True} | kwargs | by(check_sent_schema))
+        super().__init__(**{"required": True} | kwargs | by(self.check))
+
+
+@extend_schema_field(OUTPUT_SCHEMA)
+class OutputSchemaField(SentSchemaField):
+    json_schema: ClassVar[dict[str, Any]] = OUTPUT_SCHEMA
+    check = staticmethod(check_output_schema)
 
 
 class TypicalCreditsSerializer(CamelSerializer):

@@ -36,8 +36,3 @@ def _measured(kind: str, name: str) -> TypicalCredits | None:
         return None
     p50, p90 = (costs[-(-len(costs) * percent // 100) - 1] for percent in (50, 90))
     return TypicalCredits(kind=kind, name=name, p50=p50, p90=p90, runs=len(costs))
-
-
-def read() -> dict[tuple[str, str], TypicalCredits]:
-    """By ``agent`` or ``model`` and its name."""
-    return {(row.kind, row.name): row for row in TypicalCredits.objects.all()}

@@ -169,7 +169,7 @@ async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | Non
     not be made: its worker was lost, and its outcome is unknown or comes from the tool.
     """
     if (dialogue := _dialogue(call)).is_answered:
-        (begun,) = await session.step(lifecycle.keep_dialogue, call, dialogue.when_begun().to_text())
+        (begun,) = await session.step(lifecycle.keep_dialogue, call, replace(dialogue, begun=True).to_text())
         return begun
     if call.id not in session.uncertain or (call.repeatable and call.name in session.tools()):
         return call

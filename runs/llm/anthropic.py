@@ -100,7 +100,8 @@ class AnthropicTurn(TurnReader):
             reasoning_tokens=(usage.get("output_tokens_details") or {}).get("thinking_tokens"),
         )
         if type(usage.get("input_tokens")) is int:
-            self.count(input_tokens=usage["input_tokens"] + self.cached_tokens + self.cache_write_tokens)
+            cached = self.counts["cached_tokens"] + self.counts["cache_write_tokens"]
+            self.count(input_tokens=usage["input_tokens"] + cached)
 
 
 class AnthropicModel(HttpModel):

@@ -1,14 +1,7 @@
-"""The offline demo model: no network, no key, the same events as another model (docs/demo-model.md).
+"""The offline demo model: no network, no key, the same events as another model. docs/demo-model.md has its scripts.
 
-A message without a line that starts with ``/`` gets a short reply. Any other message is a script of the commands that
-the page lists.
-
-Calls (``/call``, ``/ask``) on consecutive lines belong to one turn and end it, but a call of ``submit_output`` is a
-turn of its own; the last turn has no calls. Line breaks join the lines of text of one turn. Blanks around a line and
-empty lines are ignored; a line of a script without ``/`` is text. The whole script is checked before its first line
-runs.
-
-Asked for a summary of a chat, the model keeps the lines that contain "remember", and the beginnings of others.
+Line breaks join the lines of text of one turn. Blanks around a line and empty lines are ignored; a line of a script
+without ``/`` is text. The whole script is checked before its first line runs.
 
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
 process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because
@@ -124,11 +117,9 @@ class DemoModel:
         for step in turn.steps:
             async for delta in output.run(*step):
                 yield delta
-                if output.is_cut:
-                    break
-            if output.is_cut:
-                yield TurnEnd(turn.usage or output.usage(), "length", tuple(output.reasoning))
-                return
+        if output.is_cut:
+            yield TurnEnd(turn.usage or output.usage(), "length", tuple(output.reasoning))
+            return
         if len(turn.calls) > base.TOOL_CALLS_PER_TURN_MAX:
             problem = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
             raise ModelError(FailureReason.ANSWER_TOO_LONG, problem)
@@ -160,6 +151,9 @@ class _Output:
         self.slept = 0.0
 
     async def run(self, command: str, values: Any) -> AsyncIterator[TextDelta]:
+        if self.is_cut:
+            return
+        pause = 0.0
         match command:
             case "/wait":
                 await self._sleep(values)
@@ -187,25 +181,26 @@ class _Output:
                 if not text:
                     return
                 (values,) = text
+            case "/stream":
+                count, milliseconds = values
+                values = " ".join(itertools.islice(itertools.cycle(STREAM_WORDS), count))
+                pause = milliseconds / 1000
         if self.lines:
             yield self._delta("\n")
         self.lines += 1
-        if command == "/stream":
-            count, milliseconds = values
-            for index, word in enumerate(itertools.islice(itertools.cycle(STREAM_WORDS), count)):
-                if index:
-                    await self._sleep(milliseconds / 1000)
-                yield self._delta(word if index == count - 1 else word + " ")
-            return
         if self.result is not None:
             # Before the replacement: many placeholders and a long result would fill the memory.
             self._check_room(len(values) + values.count(RESULT) * (len(self.result) - len(RESULT)))
             values = values.replace(RESULT, self.result)
-        for match in WORDS.finditer(values):
+        for index, word in enumerate(WORDS.finditer(values)):
+            if self.is_cut:
+                return
             self.words += 1
-            if self.words % WORDS_AT_ONCE == 0:
+            if index and pause:
+                await self._sleep(pause)
+            elif self.words % WORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            yield self._delta(match[0])
+            yield self._delta(word[0])
 
     def usage(self) -> Usage:
         return Usage(

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -72,11 +73,8 @@ class TurnReader(ABC):
         self.finish_reason: str | None = None
         # Why, for staff.
         self.finish_detail = ""
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.cached_tokens = 0
-        self.cache_write_tokens = 0
-        self.reasoning_tokens = 0
+        # The counts that the provider has reported, by the names of ``Usage``.
+        self.counts = Counter[str]()
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[_Call] = []
         # By what the provider tells them apart.
@@ -99,9 +97,9 @@ class TurnReader(ABC):
         malformed.
         """
 
-    @abstractmethod
     def read_document(self, document: dict[str, Any]) -> str:
         """Read a whole answer, which some servers send instead of a stream, and return its text, as in ``read``."""
+        return self.read(document)
 
     def text(self, part: str) -> str:
         """The text to pass on, counted for the places of what ``keep`` records. The first half of a surrogate pair
@@ -144,21 +142,18 @@ class TurnReader(ABC):
         """Note valid counts that are larger than before: they are cumulative, and some servers repeat them as 0."""
         for name, value in reported.items():
             if type(value) is int and 0 <= value <= TOKENS_MAX:
-                setattr(self, name, max(value, getattr(self, name) or 0))
-
-    def is_complete(self) -> bool:
-        """Whether the answer is complete. After the reason of its end only counts can follow, and not every server
-        says or shows that nothing does.
-        """
-        return self.ended or self.finish_reason is not None
+                self.counts[name] = max(value, self.counts[name])
 
     def check_events(self, count: int) -> None:
         if count > EVENTS_MAX + self._characters:
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
 
     def complete(self) -> tuple[int, int | None] | None:
-        """How many characters and counted tokens a complete answer has."""
-        return (self._characters, self.output_tokens) if self.is_complete() else None
+        """How many characters and counted tokens a complete answer has. After the reason of its end only counts can
+        follow, and not every server says or shows that nothing does.
+        """
+        is_complete = self.ended or self.finish_reason is not None
+        return (self._characters, self.counts.get("output_tokens")) if is_complete else None
 
     @property
     def has_begun(self) -> bool:
@@ -174,7 +169,7 @@ class TurnReader(ABC):
 
     def finish(self) -> Iterator[ModelEvent]:
         """The events of a complete turn. Raises ModelError if the turn is not complete."""
-        if not self.is_complete():
+        if self.complete() is None:
             raise ModelError(FailureReason.CONNECTION_LOST, detail="The answer ended before it was complete.")
         cut = self.finish_reason in self.LENGTH
         if cut and self._calls:
@@ -215,19 +210,19 @@ class TurnReader(ABC):
         """The reported counts. Some servers report none, and some report 0: those are estimated. An empty answer may
         have 0 tokens.
         """
-        input_tokens = self.input_tokens or estimated_tokens(self.request)
-        output_tokens = self.output_tokens
+        counts = self.counts
+        input_tokens = counts["input_tokens"] or estimated_tokens(self.request)
+        output_tokens = reported = counts.get("output_tokens")
         if not output_tokens and (output_tokens is None or self.has_begun):
             output_tokens = self._size.tokens
-        estimated = not self.input_tokens or output_tokens != self.output_tokens
-        cached = min(self.cached_tokens, input_tokens)
+        cached = min(counts["cached_tokens"], input_tokens)
         return Usage(
             input_tokens,
             output_tokens,
             cached,
-            min(self.cache_write_tokens, input_tokens - cached),
-            min(self.reasoning_tokens, output_tokens),
-            estimated,
+            min(counts["cache_write_tokens"], input_tokens - cached),
+            min(counts["reasoning_tokens"], output_tokens),
+            estimated=not counts["input_tokens"] or output_tokens != reported,
         )
 
     def partial_usage(self) -> Usage:
@@ -339,7 +334,13 @@ class HttpModel(ABC):
                 allowance.earn(decoder.total_bytes - read)
                 read, events = decoder.total_bytes, events + len(found)
                 reader.check_events(events)
-                texts, failed = self._read_events(reader, found)
+                texts, failed = list[str](), None
+                try:
+                    for data in found:
+                        reader.ended = reader.ended or data == b"[DONE]"
+                        texts.append("" if reader.ended else self._read(reader, reader.read, data))
+                except ModelError as error:
+                    failed = error  # after the texts before it
                 if text := "".join(texts):
                     yield text
                 if failed is not None:
@@ -347,18 +348,6 @@ class HttpModel(ABC):
         if document:
             yield self._read(reader, reader.read_document, bytes(document))
             reader.ended = True
-
-    def _read_events(self, reader: TurnReader, events: list[bytes]) -> tuple[list[str], ModelError | None]:
-        """The texts before the first event that is an error, and that error."""
-        texts: list[str] = []
-        try:
-            for data in events:
-                reader.ended = reader.ended or data == b"[DONE]"
-                if not reader.ended:
-                    texts.append(self._read(reader, reader.read, data))
-        except ModelError as error:
-            return texts, error
-        return texts, None
 
     def _read(self, reader: TurnReader, read: Any, data: bytes) -> str:
         try:

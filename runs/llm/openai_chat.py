@@ -30,9 +30,6 @@ class OpenAITurn(TurnReader):
         self.say_reason(choices[0].get("finish_reason"))
         return self._read_message(choices[0].get("delta") or choices[0].get("message") or {})
 
-    def read_document(self, document: dict[str, Any]) -> str:
-        return self.read(document)
-
     def _count(self, usage: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
         self.count(

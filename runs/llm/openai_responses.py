@@ -110,7 +110,7 @@ class ResponsesTurn(TurnReader):
 
     def _was_cut(self) -> bool:
         """Whether an answer that is said to be completed reached the output limit: llama.cpp does not say so."""
-        if (self.output_tokens or 0) < self.request.max_output_tokens:
+        if self.counts["output_tokens"] < self.request.max_output_tokens:
             return False
         last = self._calls[-1] if self._calls else None
         return last is None or MALFORMED_ARGUMENTS in arguments_object("".join(last.arguments))

@@ -105,7 +105,7 @@ def _refused(status: int, document: Any, headers: Mapping[str, str], secrets: Co
             reason = FailureReason.NOT_A_STREAM
         else:
             reason = FailureReason.REQUEST_REFUSED
-    text = _message(document)
+    text = _text_of(document)[:MESSAGE_MAX_CHARS]
     if status >= 400:
         reason = _by_text(document, text, status) or reason
     return ModelError(reason, detail=redacted(text, secrets), status=status, retry_after=retry_after(headers))
@@ -118,7 +118,7 @@ def stopped(document: Any, secrets: Collection[str]) -> ModelError:
         return _refused(int(code), document, {}, secrets)
     kind = f"{kind} {code}".lower()
     reason = next((reason for part, reason in BY_TYPE if part in kind), FailureReason.PROVIDER_UNAVAILABLE)
-    text = _message(document)
+    text = _text_of(document)[:MESSAGE_MAX_CHARS]
     return ModelError(_by_text(document, text) or reason, detail=redacted(text, secrets))
 
 
@@ -148,10 +148,6 @@ def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | Non
     if status < 500 and any(sign in words for sign in UNKNOWN_MODEL):
         return FailureReason.MODEL_UNKNOWN
     return FailureReason.CONTENT_FILTERED if any(sign in words for sign in FILTERED) else None
-
-
-def _message(document: Any) -> str:
-    return _text_of(document)[:MESSAGE_MAX_CHARS]
 
 
 def _text_of(value: Any, depth: int = 0) -> str:

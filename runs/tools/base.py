@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -180,17 +180,14 @@ class BuiltinTool:
     input_schema: Mapping[str, Any]
     price: int
     execute: Executor | None
-    approval: str = "threshold"
-    repeatable: bool = True
     stores_files: bool = False
     park_seconds: int | None = None
     contact: Contact | None = None
 
     def row(self) -> dict[str, Any]:
         """The column values of a new catalogue row."""
-        described = ("name", "display_name", "description", "input_schema")
-        columns = (*described, "price", "approval", "repeatable", "park_seconds")
-        return {"node_type": BUILTIN} | {column: getattr(self, column) for column in columns}
+        columns = ("name", "display_name", "description", "input_schema", "price", "park_seconds")
+        return {"node_type": BUILTIN, "repeatable": True} | {column: getattr(self, column) for column in columns}
 
 
 def clean_text(text: str) -> str:
@@ -253,7 +250,7 @@ def clean_result(result: ToolResult) -> ToolResult:
     for url in result.urls:
         if not is_address(url):
             raise tool_error(f"A result URL of the tool is not an http(s) address: {url[:200]}")
-    return ToolResult(text, result.urls, result.credit_used)
+    return replace(result, text=text)
 
 
 def is_address(url: str) -> bool:
@@ -293,10 +290,8 @@ def parse_signing_secret(text: str | None) -> str:
     return secret
 
 
-RESERVED_HEADERS = frozenset(
-    re.findall(
-        r"\S+",
-        "accept accept-encoding connection content-length content-type expect host idempotency-key keep-alive te "
-        "trailer transfer-encoding upgrade user-agent webhook-id webhook-signature webhook-timestamp",
-    )
-)
+RESERVED_HEADERS = {
+    *("accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "host"),
+    *("idempotency-key", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"),
+    *("webhook-id", "webhook-signature", "webhook-timestamp"),
+}

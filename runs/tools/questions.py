@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from config.kernel.jsontext import MalformedJSON, from_text, parse_object, to_text
+from config.kernel.jsontext import from_text, to_text
 from runs.tools.base import clean_text, shorten, tool_error
-from runs.tools.schema import check_schema
+from runs.tools.schema import read_schema
 
 QUESTION_MAX_CHARS = 4000
 QUESTION_SCHEMA_MAX_BYTES = 16 * 1024
@@ -99,18 +99,12 @@ class Dialogue:
             answered=self.answered + 1,
         )
 
-    def with_state(self, state: str | None) -> Dialogue:
-        """Raises ToolFailure."""
+    def when_told(self, state: str | None = None) -> Dialogue:
+        """After the server got the answers. ``state``: what it wants back with the next ones. Raises ToolFailure."""
         if state is not None and not is_storable(state, STATE_MAX_CHARS):
             raise tool_error("The tool's server gave a state that cannot be kept.")
-        return replace(self, state=state)
-
-    def when_begun(self) -> Dialogue:
-        return replace(self, begun=True)
-
-    def when_told(self) -> Dialogue:
-        """After the server got the answers."""
-        return replace(self, answers={}, told=(*self.told, *self.answers) if self.task_id else (), begun=False)
+        told = (*self.told, *self.answers) if self.task_id else ()
+        return replace(self, answers={}, told=told, begun=False, state=state)
 
 
 def is_storable(text: str, limit: int) -> bool:
@@ -127,10 +121,8 @@ def _form(key: str, request: Any) -> Question | None:
     text, schema = given.get("message"), given.get("requestedSchema")
     text = clean_text(text).strip() if isinstance(text, str) else ""
     try:
-        written = to_text(schema)
-        parsed = parse_object(written, subject="The schema")
-        check_schema(parsed)
-    except (MalformedJSON, ValueError, RecursionError):
+        parsed = read_schema(schema)
+    except ValueError:
         return None
-    is_short = len(written.encode()) <= QUESTION_SCHEMA_MAX_BYTES
+    is_short = len(to_text(parsed).encode()) <= QUESTION_SCHEMA_MAX_BYTES
     return Question(key, shorten(text, QUESTION_MAX_CHARS), parsed) if text and is_short else None

@@ -95,6 +95,16 @@ def check_schema(schema: Any) -> None:
         raise ValueError(f"At {answer['problem']}")
 
 
+def read_schema(given: Any) -> dict[str, Any]:
+    """The schema that a tool's server sent, read as strictly as any text from outside. As ``check_schema``."""
+    try:
+        schema = parse_object(to_text(given), subject="The input schema")
+    except (MalformedJSON, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    check_schema(schema)
+    return schema
+
+
 @contextlib.contextmanager
 def one_check_of(user_id: int, body: Any = SCHEMAS) -> Iterator[None]:
     """Around the checks of a user's request, if its ``body`` has a schema: schemas that take long occupy one processor,

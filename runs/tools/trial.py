@@ -22,7 +22,6 @@ class Trial:
     sent: str = ""
     result: ToolResult | None = None
     failure: ToolFailure | None = None
-    images: int = 0
 
 
 def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> Trial:
@@ -37,7 +36,7 @@ def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name
         context = ToolContext(trial.sent, "trial", "trial", user_id, user_name, limit, threads, threads)
         result = asyncio.run(http.execute(definition, input, context))
         assert isinstance(result, ToolResult)  # noqa: S101  (without a callback no call is parked)
-        trial.result, trial.images = clean_result(result), len(result.images)
+        trial.result = clean_result(result)
     except ToolFailure as failure:
         trial.failure = failure
     finally:

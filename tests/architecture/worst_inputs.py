@@ -215,7 +215,6 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(lambda name: base.parse_headers(f'{{"{name}": "a"}}'), BODY, "a"),
         *around(lambda value: base.parse_headers(f'{{"a": "{value}"}}'), BODY, "a", " ", before="a"),
     ],
-    "runs/tools/base.py: RESERVED_HEADERS": OUR_TEXT,
     "runs/tools/callbacks.py: is_signed": [
         *around(lambda timestamp: signed(timestamp, ""), HEADER, "1"),
         *around(lambda signatures: signed("1", signatures), HEADER, " ", "v1,a ", "a"),

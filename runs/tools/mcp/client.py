@@ -19,15 +19,7 @@ from mcp_types import CallToolResult, Implementation, InputRequiredResult, Resul
 
 from config.kernel.jsontext import dumps
 from config.outbound.client import check_url
-from runs.tools.base import (
-    MCP,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    tool_error,
-)
+from runs.tools.base import MCP, Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, tool_error
 from runs.tools.http import USER_AGENT
 from runs.tools.mcp import tasks
 from runs.tools.mcp.result import read_result
@@ -154,7 +146,7 @@ async def _make(
             key: request.model_dump(by_alias=True, mode="json", exclude_none=True)
             for key, request in (result.input_requests or {}).items()
         }
-        dialogue = dialogue.when_told().with_state(result.request_state)
+        dialogue = dialogue.when_told(result.request_state)
         if asked:
             dialogue = await context.threads.run(context.user_id, dialogue.with_requests, asked)
         else:

@@ -102,7 +102,6 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
         except (Away, Refused, ToolFailure) as error:
             logger.info("the task of call %s was not cancelled: %s", context.invocation_id, error)
         return None
-    reason: Exception
     try:
         dialogue = await _tell(definition, context, dialogue)
         task = await _request(definition, context, "tasks/get", dialogue.task_id)
@@ -118,14 +117,11 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
             dialogue = await loop.run_in_executor(_checks, dialogue.with_requests, requests)
             dialogue = await _tell(definition, context, dialogue)
         return _open(dialogue, task.get("statusMessage"))
-    except Refused as refused:
-        if refused.args == (INVALID_PARAMS,):
+    except (Away, Refused) as error:
+        if error.args == (INVALID_PARAMS,):
             message = f"The server of {definition.name} does not know the call's task any more."
             raise ToolFailure(CallError.OUTCOME_UNKNOWN, message) from None
-        reason = refused
-    except Away as away:
-        reason = away
-    logger.info("the server of the task of call %s is away: %s", context.invocation_id, reason)
+        logger.info("the server of the task of call %s is away: %s", context.invocation_id, error)
     longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
     most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
     return _open(replace(dialogue, interval=min(longer, most)), None)
@@ -142,7 +138,7 @@ async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dial
     if not dialogue.answers:
         return dialogue
     try:
-        await _request(definition, context, "tasks/update", dialogue.task_id, {"inputResponses": dialogue.answers})
+        await _request(definition, context, "tasks/update", dialogue.task_id, inputResponses=dialogue.answers)
     except Refused:
         return replace(dialogue, answers={})
     return dialogue.when_told()
@@ -174,7 +170,7 @@ def _interval(given: Any, before: float | None) -> float:
 
 
 async def _request(
-    definition: ToolDefinition, context: ToolContext, method: str, task_id: str, params: Mapping[str, Any] | None = None
+    definition: ToolDefinition, context: ToolContext, method: str, task_id: str, **params: Any
 ) -> dict[str, Any]:
     """The result. Raises Away, Refused, or ToolFailure for an answer that is too large."""
     meta = {
@@ -182,7 +178,7 @@ async def _request(
         CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
         CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
     }
-    told = {"taskId": task_id, **(params or {}), "_meta": meta}
+    told = {"taskId": task_id, **params, "_meta": meta}
     body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": told})
     headers = {
         **definition.secret_headers,
@@ -193,9 +189,9 @@ async def _request(
         "Mcp-Method": method,
         "Mcp-Name": encode_header_value(task_id),
     }
-    options: dict[str, Any] = {"body": body, "timeout_seconds": TASK_REQUEST_SECONDS, "reuse": True}
+    where, limit = (context.user_id, "POST", definition.url), TASK_REQUEST_SECONDS
     try:
-        answer = await send(context.user_id, "POST", definition.url, headers=headers, **options)
+        answer = await send(*where, headers=headers, body=body, timeout_seconds=limit, reuse=True)
     except ToolFailure as failure:
         raise Away(failure.message) from None
     return _read(definition, answer)
