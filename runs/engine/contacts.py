@@ -14,7 +14,7 @@ from runs import lifecycle
 from runs.engine.session import Process
 from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
 from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
-from runs.tools.dispatch import TYPES
+from runs.tools.dispatch import type_of
 from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ class Contacts:
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
     """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
     user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
-    ask = TYPES[tool.node_type].contact if tool is not None and tool.node_type in TYPES else None
+    kind = None if tool is None else type_of(tool)
+    ask = None if kind is None else kind.contact
     answer: ToolResult | ToolFailure | Parked | None = None
     if tool is not None and ask is not None:
         context = ToolContext(

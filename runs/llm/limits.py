@@ -19,9 +19,8 @@ MODEL_PLACES_LEASE_SECONDS = 20
 # How often a worker with waiting runs asks for places at providers with limits.
 MODEL_PLACES_POLL_SECONDS = 0.1
 
-WINDOW_SECONDS = 60
 # Requests are counted by the second in which they begin.
-BUCKET_SECONDS = 1
+WINDOW_SECONDS = 60
 # What a process says of its waiting requests is valid for this many polls: a place that is kept for a lost process
 # would be unused.
 VALID_POLLS = 10
@@ -53,7 +52,7 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
             wanted.update(report["waiting"])
     line = dict.fromkeys(user for user in document.get("line", []) if user in wanted)
     line |= dict.fromkeys(user for user in wanted if user not in line)
-    buckets = [bucket for bucket in document.get("buckets", []) if bucket[0] + BUCKET_SECONDS + WINDOW_SECONDS > now]
+    buckets = [bucket for bucket in document.get("buckets", []) if bucket[0] + 1 + WINDOW_SECONDS > now]
 
     free = float("inf")
     if server.max_concurrent:
@@ -73,7 +72,7 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
         if wanted[user]:
             turns.append(user)
     if granted:
-        second = now // BUCKET_SECONDS * BUCKET_SECONDS
+        second = now // 1
         before = buckets.pop()[1] if buckets and buckets[-1][0] == second else 0
         buckets.append([second, before + granted.total()])
     processes[demand.process] = {

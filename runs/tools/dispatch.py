@@ -13,6 +13,7 @@ from runs.tools.base import (
     CLIENT,
     HTTP,
     MCP,
+    BuiltinTool,
     Contact,
     Executor,
     Outcome,
@@ -30,9 +31,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app. Staff must give the
-    address of a tool whose type ``needs_url``. ``contact`` asks a tool's server about its parked calls, and tells it of
-    their end; it raises ToolFailure if the server did not answer as it should.
+    """A value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app, and for built-in tools,
+    which have their own. Staff must give the address of a tool whose type ``needs_url``. ``contact`` asks a tool's
+    server about its parked calls, and tells it of their end; it raises ToolFailure if the server did not answer as it
+    should.
     """
 
     label: str
@@ -42,20 +44,25 @@ class ToolType:
 
 
 TYPES = {
-    BUILTIN: ToolType("Built in", builtin.execute, needs_url=False, contact=builtin.contact),
+    BUILTIN: ToolType("Built in", None, needs_url=False),
     HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
     CLIENT: ToolType("The caller's app", None, needs_url=False),
     MCP: ToolType("MCP server", mcp.execute, needs_url=True, contact=mcp.contact),
 }
 
 
+def type_of(definition: ToolDefinition) -> ToolType | BuiltinTool | None:
+    """What executes the tool's calls."""
+    return builtin.TOOLS.get(definition.name) if definition.node_type == BUILTIN else TYPES.get(definition.node_type)
+
+
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
     Raises ToolFailure for every failure. Only a cancellation passes unchanged.
     """
-    kind = TYPES.get(definition.node_type)
+    kind = type_of(definition)
     if kind is None or kind.execute is None:
-        raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool type {definition.node_type}.")
+        raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no {definition.node_type} tool {definition.name}.")
     limit = min(definition.time_limit, context.timeout_seconds)
     try:
         async with asyncio.timeout(limit) as scope:
