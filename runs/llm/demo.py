@@ -46,32 +46,27 @@ REPLY = (
     'Lines that start with "/" are a script for me, for example: /say Good morning'
 )
 RESULT = "{result}"
-WAIT_SECONDS_MAX = 600
 # A longer script is read by a thread.
 SHORT_SCRIPT_CHARS = 1000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
 WORDS = re.compile(r"\S+\s*|\s+")
-FORMS = {
-    "/ask": "QUESTION",
-    "/call": "TOOL {json}",
-    "/cut": "",
-    "/fail": "TEXT",
-    "/flaky": "CODE TIMES [TEXT]",
-    "/length": "",
-    "/overflow": "",
-    "/reason": "TEXT",
-    "/say": "TEXT",
-    "/stream": "N MS",
-    "/usage": "IN OUT",
-    "/wait": f"SECONDS, a number from 0 to {WAIT_SECONDS_MAX}",
+# Of each command what follows it, the limits of the numbers in that, and how many texts may stand after them.
+COMMANDS: dict[str, tuple[str, tuple[tuple[int, int], ...], range]] = {
+    "/ask": ("QUESTION", (), range(1, 2)),
+    "/call": ("TOOL {json}", (), range(1, 2)),
+    "/cut": ("", (), range(1)),
+    "/fail": ("TEXT", (), range(1, 2)),
+    "/flaky": ("CODE TIMES [TEXT]", ((400, 599), (0, 100)), range(2)),
+    "/length": ("", (), range(1)),
+    "/overflow": ("", (), range(1)),
+    "/reason": ("TEXT", (), range(1, 2)),
+    "/say": ("TEXT", (), range(1, 2)),
+    "/stream": ("N MS", ((1, 100_000), (0, 60_000)), range(1)),
+    "/usage": ("IN OUT", ((0, 1_000_000_000), (0, 1_000_000_000)), range(1)),
+    "/wait": ("SECONDS", ((0, 600),), range(1)),
 }
-# The limits of the two numbers that these commands begin with.
-NUMBERS = {
-    "/flaky": ((400, 599), (0, 100)),
-    "/stream": ((1, 100_000), (0, 60_000)),
-    "/usage": ((0, 1_000_000_000), (0, 1_000_000_000)),
-}
+DIGITS, DIGITS_MAX = frozenset("0123456789."), 20
 # A summary keeps the lines with this word; the beginnings of others have so many characters.
 REMEMBER = "remember"
 SUMMARY_LINE_CHARS = 60
@@ -80,9 +75,9 @@ STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", 
 
 @dataclass(slots=True)
 class ScriptTurn:
-    """One turn of a script; ``steps`` are (command, its values), ``calls`` are (tool name, arguments)."""
+    """One turn of a script; ``steps`` are (command, its numbers and text), ``calls`` are (tool name, arguments)."""
 
-    steps: list[tuple[str, Any]] = field(default_factory=list)
+    steps: list[tuple[str, list[Any]]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     usage: Usage | None = None
 
@@ -150,16 +145,16 @@ class _Output:
         self.words = 0
         self.slept = 0.0
 
-    async def run(self, command: str, values: Any) -> AsyncIterator[TextDelta]:
+    async def run(self, command: str, values: list[Any]) -> AsyncIterator[TextDelta]:
         if self.is_cut:
             return
-        pause = 0.0
+        pause, text = 0.0, str(values[-1]) if values else ""
         match command:
             case "/wait":
-                await self._sleep(values)
+                await self._sleep(values[0])
                 return
             case "/fail":
-                raise ModelError(FailureReason.MODEL_FAILED, values)
+                raise ModelError(FailureReason.MODEL_FAILED, text)
             case "/cut":
                 raise ModelError(FailureReason.CONNECTION_LOST)
             case "/overflow":
@@ -168,31 +163,30 @@ class _Output:
                 self.is_cut = True
                 return
             case "/reason":
-                self._check_room(len(values))
-                self.grow(values)
-                self.reasoning_size.add(values)
-                self.reasoning.append({"type": "reasoning", "text": values})
+                self._check_room(len(text))
+                self.grow(text)
+                self.reasoning_size.add(text)
+                self.reasoning.append({"type": "reasoning", "text": text})
                 return
             case "/flaky":
-                status, times, *text = values
+                status, times, *texts = values
                 if self.failures < times:
                     raise refused(status, b"", {}, "")
                 self.failures -= times
-                if not text:
+                if not texts:
                     return
-                (values,) = text
             case "/stream":
                 count, milliseconds = values
-                values = " ".join(itertools.islice(itertools.cycle(STREAM_WORDS), count))
+                text = " ".join(itertools.islice(itertools.cycle(STREAM_WORDS), count))
                 pause = milliseconds / 1000
         if self.lines:
             yield self._delta("\n")
         self.lines += 1
         if self.result is not None:
             # Before the replacement: many placeholders and a long result would fill the memory.
-            self._check_room(len(values) + values.count(RESULT) * (len(self.result) - len(RESULT)))
-            values = values.replace(RESULT, self.result)
-        for index, word in enumerate(WORDS.finditer(values)):
+            self._check_room(len(text) + text.count(RESULT) * (len(self.result) - len(RESULT)))
+            text = text.replace(RESULT, self.result)
+        for index, word in enumerate(WORDS.finditer(text)):
             if self.is_cut:
                 return
             self.words += 1
@@ -255,7 +249,7 @@ def parse_script(message: str) -> list[ScriptTurn]:
     """The turns of a user's message. Raises ModelError, which names the wrong line and its correct form."""
     lines = [line.strip() for line in message.split("\n")]
     if not any(line.startswith("/") for line in lines):
-        return [ScriptTurn(steps=[("/say", REPLY)])]
+        return [ScriptTurn(steps=[("/say", [REPLY])])]
     turns = [ScriptTurn()]
     for number, line in enumerate(lines, 1):
         if not line:
@@ -279,23 +273,20 @@ def parse_script(message: str) -> list[ScriptTurn]:
 
 def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
-    if command not in FORMS:
-        raise ValueError(f"the commands are {', '.join(FORMS)}.")
-    form = f"{command} {FORMS[command]}".strip()
-    values: Any = rest
-    if command in NUMBERS:
-        words = rest.split(maxsplit=2)
-        fit = len(words) == 2 or (len(words) == 3 and command == "/flaky")
-        for word, (least, most) in zip(words, NUMBERS[command], strict=False):
-            fit = fit and re.fullmatch("[0-9]{1,12}", word) is not None and least <= int(word) <= most
-        if not fit:
-            limits = " and ".join(f"from {least} to {most}" for least, most in NUMBERS[command])
-            raise ValueError(f"write {form}, whole numbers {limits}.")
-        values = (int(words[0]), int(words[1]), *words[2:])
-    elif command == "/wait":
-        values = float(rest) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", rest) else -1.0
-    if bool(rest) != bool(FORMS[command]) or (command == "/wait" and not 0 <= values <= WAIT_SECONDS_MAX):
-        raise ValueError(f"write {form}.")
+    if command not in COMMANDS:
+        raise ValueError(f"the commands are {', '.join(COMMANDS)}.")
+    form, limits, texts = COMMANDS[command]
+    words = rest.split(maxsplit=len(limits))
+    numbers, text = words[: len(limits)], words[len(limits) :]
+    given: list[Any] = []
+    with suppress(ValueError):
+        for word, (least, most) in zip(numbers, limits, strict=True):
+            if len(word) <= DIGITS_MAX and DIGITS.issuperset(word):
+                number = float(word) if command == "/wait" else int(word)
+                given += [number] if least <= number <= most else []
+    if len(given) < len(limits) or len(text) not in texts:
+        ranges = "".join(f", from {least} to {most}" for least, most in limits)
+        raise ValueError(f"write {command} {form}".rstrip() + f"{ranges}.")
     if command == "/call":
         name, *arguments = rest.split(maxsplit=1)
         if len(name) > TOOL_NAME_MAX_CHARS:
@@ -304,6 +295,6 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     elif command == "/ask":
         turn.calls.append((ASK_USER, to_text({"question": rest})))
     elif command == "/usage":
-        turn.usage = Usage(*values)
+        turn.usage = Usage(*given)
     else:
-        turn.steps.append((command, values))
+        turn.steps.append((command, [*given, *text]))

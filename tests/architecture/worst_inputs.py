@@ -200,10 +200,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ),
     "runs/llm/wire.py: LONE_SURROGATE": around(wire.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
-    "runs/llm/demo.py: _read_line": [
-        *around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),
-        *around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
-    ],
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
     "runs/metadata.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
     "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),

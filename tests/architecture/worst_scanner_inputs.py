@@ -17,7 +17,7 @@ from credits.export import CsvRenderer
 from runs.fronts.ag_ui import requests as ag_ui
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
-from runs.llm import registry
+from runs.llm import demo, registry
 from runs.mcp import protocol
 from runs.tools import base, callbacks, questions
 from runs.tools import http as http_tool
@@ -30,6 +30,7 @@ from tests.architecture.worst_inputs import (
     HEADER,
     JSON_PARTS,
     KIB,
+    SCRIPT,
     UI_BODY,
     UNCLOSED,
     Work,
@@ -195,6 +196,10 @@ SCANNERS: dict[str, list[Work]] = {
             partial(registry.names_in, f'{{"data":{array(part, registry.LIST_MAX_BYTES)}}}'.encode())
             for part in (*JSON_PARTS, '{"id":"a"},')
         ],
+    ],
+    "script of the demo model": [
+        *around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),
+        *around(demo.parse_script, SCRIPT, "1", "1 ", before="/stream "),
     ],
     "host name": around(lambda host: addresses._getaddrinfo(host, 80), HEADER, "\u00e4", "\u00e4.", "\u0645", "xn--"),
 }
