@@ -41,19 +41,18 @@ class Catalogue:
     typical: dict[tuple[str, str], TypicalCredits] = field(default_factory=dict)
     read_at: float = 0.0
 
-    def default_model(self) -> ModelDefinition | None:
-        return next((model for model in self.models.values() if model.is_default), None)
-
     def model(self, name: str | None) -> ModelDefinition | None:
         """The enabled model of that name; the default one for None."""
-        return self.models.get(name) if name is not None else self.default_model()
+        if name is not None:
+            return self.models.get(name)
+        return next((model for model in self.models.values() if model.is_default), None)
 
     def chain(self, requested: str | None, resolved: str | None) -> list[ModelDefinition]:
         """The models that a run may ask, in order: from the one that answered last, or else the requested one, through
         the fallbacks of the requested one. A run that named none, or one that is deleted, keeps the one that answered
         last, with its fallbacks.
         """
-        default = self.default_model()
+        default = self.model(None)
         first = requested or (default.name if default else None)
         names = [first, *self.fallbacks.get(first, ())] if first else []
         if resolved and resolved not in names and (requested is None or requested not in self.fallbacks):

@@ -57,10 +57,8 @@ def check_parameters(value: Any) -> dict[str, Any]:
 
 
 def _number(low: float, high: float) -> Check:
-    def accepts(value: Any) -> bool:
-        return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and low <= value <= high
-
-    return accepts, f"a number from {low:g} to {high:g}"
+    numbers = (int, float, Decimal)  # no bool
+    return lambda value: type(value) in numbers and low <= value <= high, f"a number from {low:g} to {high:g}"
 
 
 def _is_stop(value: Any) -> bool:

@@ -85,8 +85,7 @@ def _progress(given: Any) -> Parked:
     if not isinstance(given, dict):
         raise ValidationFailed({"progress": ["An object with fraction or message is required."]})
     fraction, message = given.get("fraction"), given.get("message")
-    is_number = isinstance(fraction, (int, Decimal)) and not isinstance(fraction, bool)
-    if fraction is not None and not (is_number and 0 <= fraction <= 1):
+    if fraction is not None and not (type(fraction) in (int, Decimal) and 0 <= fraction <= 1):
         raise ValidationFailed({"progress.fraction": ["A number from 0 to 1 is required."]})
     if message is not None and not (isinstance(message, str) and len(message) <= PROGRESS_MAX_CHARS):
         raise ValidationFailed({"progress.message": [f"At most {PROGRESS_MAX_CHARS} characters of text are allowed."]})

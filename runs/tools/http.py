@@ -138,8 +138,8 @@ def _parked(body: bytes) -> Parked:
     except (ValueError, RecursionError):
         return Parked()
     answer = answer if isinstance(answer, dict) else {}
-    message, seconds = answer.get("message"), answer.get("expiresInSeconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 1 <= seconds <= PARK_SECONDS[-1]:
+    message, seconds = answer.get("message"), answer.get("expiresInSeconds", 0)
+    if type(seconds) not in (int, float) or not 1 <= seconds <= PARK_SECONDS[-1]:
         seconds = None
     return Parked(without_tokens(message) if isinstance(message, str) else "", expires_in_seconds=seconds)
 
@@ -173,7 +173,7 @@ def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
     if credits is not None:
-        if isinstance(credits, bool) or not isinstance(credits, (int, Decimal)) or credits < 0:
+        if type(credits) not in (int, Decimal) or credits < 0:
             raise tool_error(f"{name} answered with a creditUsed that is not an amount.")
         # The caller agreed to no more than the price.
         used = min(price, int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP)))

@@ -186,7 +186,7 @@ def test_a_new_model_is_available_immediately(boss):
 def test_a_new_default_model_replaces_the_old_one(boss):
     assert boss.post(ADD_MODEL, model(is_default="on")).status_code == 302
     assert list(AgentModel.objects.filter(is_default=True).values_list("name", flat=True)) == ["gpt"]
-    assert catalogue.read().default_model().name == "gpt"
+    assert catalogue.read().model(None).name == "gpt"
 
 
 @pytest.mark.parametrize(
