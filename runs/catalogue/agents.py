@@ -14,7 +14,6 @@ from runs.catalogue.fields import Names, Object, OneOf, Text, by
 from runs.catalogue.parameters import check_output_schema, check_parameters
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 
-# Characters of an agent's instructions.
 AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
 
 DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200

@@ -130,7 +130,6 @@ def check_dialect(value: Any) -> dict[str, Any]:
     return check_names(value, CHECKS)
 
 
-# Output tokens per turn.
 MODEL_MAX_OUTPUT_TOKENS = 8192
 
 

@@ -86,15 +86,13 @@ class Headers(Secret):
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, dict):
             raise serializers.ValidationError("A mapping of header names to values is required.")
-        found, wrong = {}, {}
+        found = {}
         for name, value in data.items():
             try:
                 found[name] = super().to_internal_value(value)
                 checked(parse_headers, to_text({name: found[name]}))
             except serializers.ValidationError as error:
-                wrong[name] = error.detail
-        if wrong:
-            raise serializers.ValidationError(wrong)
+                raise serializers.ValidationError({name: error.detail}) from None
         return to_text(found) if found else ""
 
 

@@ -17,11 +17,10 @@ def check_offered(
 ) -> None:
     """Raises ValidationFailed if the run names an agent, model or tool that is not offered to it."""
     offered = catalogue.read()
-    named = model if given is None or model is not None else given.model
-    if offered.model(named) is None or not offered.tools.keys() >= set(tools or ()):
+    agents_model = given.model if given is not None and model is None else None
+    if offered.model(agents_model or model) is None or not offered.tools.keys() >= set(tools or ()):
         offered = catalogue.refresh()  # perhaps it was added a moment ago
     problems: dict[str, list[str]] = {}
-    agents_model = given.model if given is not None and model is None else None
     if agent is not None and given is None:
         problems["agent"] = [f"There is no agent named {agent}.", *did_you_mean(agent, offered.agents)]
     elif agents_model is not None:

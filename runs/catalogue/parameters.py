@@ -16,7 +16,6 @@ EXTRA_MAX_CHARS = 16 * 1024
 # The service sets these itself.
 RESERVED = {"model", "messages", "input", "instructions", "system", "tools", "tool_choice", "stream", "stream_options"}
 RESERVED |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "store", "include", "n"}
-# Size of an `outputSchema`.
 OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
 # Objects and lists within each other in an `outputSchema`.
 OUTPUT_SCHEMA_MAX_DEPTH = 16

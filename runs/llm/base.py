@@ -14,7 +14,6 @@ from runs.catalogue.definitions import ModelDefinition
 from runs.errors import FailureReason
 from runs.tools.base import clean_text, shorten
 
-# Calls per turn.
 TOOL_CALLS_PER_TURN_MAX = 64
 # Characters per turn; a longer answer is a `MODEL_ERROR`.
 MODEL_OUTPUT_MAX_CHARS = 1_000_000

@@ -1,6 +1,7 @@
 """The connections to model servers, and the time limits of one turn at a provider."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
@@ -87,9 +88,7 @@ class Deadlines:
 
     async def drain(self, chunks: AsyncIterator[bytes]) -> None:
         """Read to the end of the body, if it comes at once."""
-        try:
+        with contextlib.suppress(aiohttp.ClientError, OSError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 async for _ in chunks:
                     pass
-        except (aiohttp.ClientError, OSError):
-            return

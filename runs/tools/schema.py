@@ -20,7 +20,6 @@ from config.kernel.jsontext import MalformedJSON, dumps, parse_object, to_text
 from runs.errors import CallError
 from runs.tools.base import ToolDefinition, ToolFailure, clean_text, tool_error
 
-# Characters of a call's input.
 TOOL_INPUT_MAX_CHARS = 200_000
 # Time of a processor for the check of one input against its tool's schema; an input that needs more is
 # `INVALID_INPUT`.

@@ -73,9 +73,8 @@ async def _with_server(
 ) -> T:
     """The result of ``work`` over a connection to the tool's server. Raises ToolFailure."""
     headers = {**definition.secret_headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    transport = GuardedTransport()
-    if context is not None:
-        transport.owner, headers["Idempotency-Key"] = str(context.user_id), context.invocation_id
+    headers |= {"Idempotency-Key": context.invocation_id} if context else {}
+    transport = GuardedTransport(str(context.user_id) if context else "")
     results: list[T] = []
     try:
         check_url(definition.url, allow_private=True)  # the form only; the transport checks the address

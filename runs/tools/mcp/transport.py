@@ -34,7 +34,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     The SDK replaces most exceptions, so its caller reads these two.
     """
 
-    def __init__(self, owner: str = "") -> None:
+    def __init__(self, owner: str) -> None:
         self.owner = owner
         self.call: dict[str, Any] | None = None
         self.problem: str | None = None
