@@ -57,6 +57,7 @@ REVOKE = Action(
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnly, WithActions):
+    empty_text = "Users create keys with the API."
     list_display = ("id", "prefix", "name", user_column(), "created_at", "last_used_at", "expires_at", "revoked_at")
     list_select_related = ("user",)
     search_help_text = "Key's id or first 8 characters, or user"

@@ -14,6 +14,7 @@ USER, RUN = user_column(), link_column("active_run_id", "active run")
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
+    empty_text = "Users create chats with the API or in the playground."
     list_display = ("id", USER, RUN, "created_at", "updated_at", "deleted_at")
     fields = ("id", "user", RUN, "runs_link", "created_at", "updated_at", "deleted_at")
     readonly_fields = (RUN, "runs_link")

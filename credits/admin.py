@@ -152,6 +152,7 @@ GRANT = Action(
 
 @admin.register(Account)
 class AccountAdmin(ReadOnly, WithActions):
+    empty_text = "An account appears with a user."
     balance_credits = credits_column("balance", "balance (credits)")
     held_credits = credits_column("held", "held (credits)")
     available_credits = credits_column("available", "available (credits)")
@@ -211,6 +212,7 @@ class Statement(ChangeList):
 
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(ReadOnly, WithActions):
+    empty_text = "A row appears with each grant, charge and refund."
     list_display = ("id", "created_at", user_column("account.user"), "what", "change", "balance_after", "kind")
     fields = (
         ("id", "account"),

@@ -162,6 +162,7 @@ class AttemptInline(ReadOnly, TabularInline):
 
 @admin.register(Delivery)
 class DeliveryAdmin(ReadOnly, StaffAdmin):
+    empty_text = "A delivery appears when something happens in a run of a user with an endpoint."
     list_display = ("id", "event_type", user_column(), RUN, "state", "attempt_count", "next_attempt_at", "created_at")
     list_filter = ("status", choice_filter("event_type", "event", [*Event, *CreditsEvent, *TrialEvent]))
     list_select_related = ("user",)

@@ -20,6 +20,7 @@ class GroupAdmin(StaffAdmin, PlainGroupAdmin):  # type: ignore[misc]
 class LogEntryAdmin(ReadOnly, StaffAdmin):
     """The log of staff's actions."""
 
+    empty_text = "Every action of staff appears here."
     list_display = ("action_time", user_column(), "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")

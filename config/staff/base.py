@@ -1,16 +1,17 @@
 """Base classes of the admin: lists and pages that stay fast at a million rows, and rows that nobody can edit."""
 
 from collections.abc import Callable, Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, ClassVar
 
 from django.apps import apps
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
-from django.db.models import Model, Q, QuerySet
+from django.db.models import DateTimeField, Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -19,7 +20,7 @@ from unfold import paginator
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
-from config.kernel import money
+from config.kernel import clock, money
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField
 
@@ -70,6 +71,8 @@ class StaffAdmin(ModelAdmin):
     list_fullwidth = True
     list_filter_sheet = True
     list_disable_select_all = True
+    # What a list says that has no rows yet.
+    empty_text: ClassVar[str] = ""
     empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
@@ -100,9 +103,20 @@ class StaffAdmin(ModelAdmin):
             queryset = queryset.filter(self.find(word))
         return queryset, False
 
+    def __init__(self, model: type[Model], site: Any) -> None:
+        super().__init__(model, site)
+        names = {label: name for entries in settings.STAFF_NAVIGATION.values() for name, _, label in entries}
+        # Pages call a list as the sidebar does.
+        self.opts.verbose_name_plural = names.get(self.opts.label_lower, self.opts.verbose_name_plural)
+
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        key = self.opts.pk.name if isinstance(self.opts.pk, IdField) else None
-        return [key_column if name == key else name for name in super().get_list_display(request)]
+        """Ids are short, and times relative."""
+        columns: dict[str, Any] = {
+            field.name: key_column if isinstance(field, IdField) else time_column(field)
+            for field in self.opts.concrete_fields
+            if isinstance(field, (IdField, DateTimeField))
+        }
+        return [columns.get(name, name) for name in super().get_list_display(request)]
 
     def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
         return None if key_column in list_display else super().get_list_display_links(request, list_display)
@@ -193,7 +207,34 @@ def id_link(model: type[Model], key: str) -> str:
 
 @admin.display(description="id")
 def key_column(row: Model) -> str:
-    return id_link(type(row), row.pk)
+    """The link, and a button that copies the id."""
+    button = (
+        '<button type="button" class="staff-copy material-symbols-outlined" data-copy="{}" aria-label="Copy {}">'
+        "content_copy</button>"
+    )
+    return id_link(type(row), row.pk) + format_html(button, row.pk, row.pk)
+
+
+def time_column(field: DateTimeField) -> Callable[[Any], str]:
+    """A column of lists: how long ago the moment was, with the moment on hover."""
+
+    @admin.display(description=field.verbose_name)
+    def column(row: Any) -> str:
+        moment = getattr(row, field.name)
+        if moment is None:
+            return "–"
+        return format_html('<time title="{} UTC">{}</time>', f"{moment:%Y-%m-%d %H:%M:%S}", ago(moment))
+
+    return column
+
+
+def ago(moment: datetime) -> str:
+    """``5 s ago``, ``in 3 min``, ``2 h ago``; the date if it is over two days away."""
+    away = clock.now() - moment
+    if abs(away) > timedelta(days=2):
+        return f"{moment:%Y-%m-%d}"
+    text = span(timedelta(seconds=abs(int(away.total_seconds())))).replace(".0", "")
+    return f"in {text}" if away < timedelta(0) else f"{text} ago"
 
 
 def user_column(name: str = "user", nobody: str = "–") -> Callable[[Any], str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from difflib import unified_diff
+from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
@@ -215,6 +215,7 @@ class AgentAdmin(CatalogueAdmin):
             left=left,
             right=right,
             difference=difference(lines(found[left]), lines(found[right])),
+            lines_max=COMPARED_LINES_MAX,
             whole="\n".join(lines(found[right])),
         )
 
@@ -282,8 +283,15 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def difference(left: list[str], right: list[str]) -> list[str]:
-    """The lines that differ, with ``-`` or ``+`` before them, and some equal lines around them."""
+def difference(left: list[str], right: list[str]) -> list[tuple[str, str, bool]] | None:
+    """(left, right, whether they differ) of the lines that differ, and of some equal lines around them; None if there
+    are too many lines to compare.
+    """
     if max(len(left), len(right)) > COMPARED_LINES_MAX:
-        return [f"A version has more than {COMPARED_LINES_MAX:,} lines: too many to compare."]
-    return list(unified_diff(left, right, lineterm=""))[2:]
+        return None
+    return [
+        (one, other, kind != "equal")
+        for group in SequenceMatcher(None, left, right).get_grouped_opcodes()
+        for kind, a, b, c, d in group
+        for one, other in zip_longest(left[a:b], right[c:d], fillvalue="")
+    ]

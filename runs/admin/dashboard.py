@@ -40,6 +40,7 @@ ADMIN_PANEL_SECONDS = 5
 
 HOURS, DAYS, FAILURE_DAYS = 24, 14, 7
 TOOLS_SHOWN = 6
+TOP_DAYS, TOP_ROWS = 7, 5
 LIVE_MAX = 10_000
 RUNBOOK = "/docs/operations#"
 # As in the alerts of docs/prometheus.
@@ -69,6 +70,11 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         )
         if request.user.has_perm(permission)
     }
+    panels["top"] = [
+        (report, f"{reverse('reports')}?by={name}&days={TOP_DAYS}", remembered(f"top:{name}", read))
+        for name, report in reports.allowed(request).items()
+        for read in (partial(report.read, TOP_DAYS, TOP_ROWS),)
+    ]
     page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html", "options": reports.CHART_OPTIONS}
     return context | page | {"panels": panels}
 

@@ -5,6 +5,7 @@ user.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -38,6 +39,8 @@ from webhooks.models import Delivery, Endpoint
 admin.site.unregister(User)
 
 DAYS, ROWS_MAX = 30, 10
+# The latest runs whose models and agents are counted.
+RUNS_COUNTED = 200
 # How long one request erases a person. `manage.py erase_user` has no limit.
 ERASE_SECONDS = 20
 LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikeys_apikey")]
@@ -184,7 +187,13 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         panels["charges"] = [(entry, statement.sentence(entry)) for entry in entries]
     if may("runs.view_run"):
         runs = Run.objects.filter(user=user).defer("error_message", "metadata", "instructions", "output")
-        panels["runs"] = [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in _latest(runs)]
+        latest = _latest(runs, RUNS_COUNTED)
+        panels["runs"] = [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in latest[:ROWS_MAX]]
+        panels["used"] = [
+            (what, Counter(name for run in latest if (name := getattr(run, field))).most_common(ROWS_MAX))
+            for what, field in (("Models", "resolved_model"), ("Agents", "agent_name"))
+        ]
+        panels["counted"] = len(latest)
         failed = _latest(runs.filter(status=RunStatus.FAILED))
         panels["failures"] = [(run, page_of(Run, run.pk), reasons(run)[-1:]) for run in failed]
     if may("apikeys.view_apikey"):
@@ -207,8 +216,8 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
     return model_admin.page(request, "admin/runs/person.html", user.get_username(), original=user, **context)
 
 
-def _latest(rows: QuerySet[Any]) -> list[Any]:
-    return list(rows.order_by("-created_at", "-pk")[:ROWS_MAX])
+def _latest(rows: QuerySet[Any], limit: int = ROWS_MAX) -> list[Any]:
+    return list(rows.order_by("-created_at", "-pk")[:limit])
 
 
 def _spend_by_day(user: Any) -> dict[str, Any]:

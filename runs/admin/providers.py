@@ -1,4 +1,4 @@
-"""The catalogue's providers and models: write-only secrets, and a test request."""
+"""The catalogue's providers and models: presets, write-only secrets, and a test request."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
 from runs.catalogue.parameters import CHECKS, check_parameters
-from runs.catalogue.providers import ENVIRONMENT, KINDS, Server, address_of, key_variable, problem_of
+from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
 from runs.llm.base import ModelError
 from runs.llm.registry import models_of, probe
 from runs.models import AgentModel, Provider
@@ -31,8 +31,16 @@ class ProviderForm(forms.ModelForm):
     decrypts them.
     """
 
+    preset = forms.ChoiceField(
+        required=False,
+        choices=[("", "Another service"), *((name, preset.label) for name, preset in PRESETS.items())],
+        widget=UnfoldAdminSelectWidget,
+        help_text="Fills in the kind and the address, where they are left empty.",
+    )
     kind = forms.ChoiceField(
-        choices=[(name, kind.label) for name, kind in KINDS.items()], widget=UnfoldAdminSelectWidget
+        required=False,
+        choices=[("", "The preset's kind"), *((name, kind.label) for name, kind in KINDS.items())],
+        widget=UnfoldAdminSelectWidget,
     )
     new_api_key = SecretField(
         label="New API key", max_length=rules.API_KEY_MAX_CHARS, help_text="Empty keeps the stored key."
@@ -57,6 +65,11 @@ class ProviderForm(forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
+        if preset := PRESETS.get(data.get("preset") or ""):
+            data["kind"] = data.get("kind") or preset.kind
+            data["base_url"] = data.get("base_url") or preset.base_url
+        if not data.get("kind"):
+            self.add_error("kind", "Choose a kind or a preset.")
         url = data.get("base_url") or ""
         if url and not is_address(url):
             self.add_error("base_url", rules.NO_ADDRESS)
@@ -74,7 +87,7 @@ class ProviderAdmin(CatalogueAdmin):
     actions_detail = ("test",)
     view_fields = tuple(ProviderForm.Meta.fields)
     shown = ("key",)
-    server = ("name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
+    server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
     fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:

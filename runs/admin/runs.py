@@ -57,6 +57,7 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 
 @admin.register(Run)
 class RunAdmin(ReadOnly, WithActions):
+    empty_text = "A run appears when a user sends a message."
     list_display = ("id", "state", "error_code", user_column(), "agent", "model_used", "credits", "created_at", "took")
     list_filter = ("status", "parked", choice_filter("error_code", "error", list(RunError)))
     unread = ("instructions", "output_schema", "output")

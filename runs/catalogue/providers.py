@@ -1,4 +1,4 @@
-"""The kinds of providers, and what a provider's row and the environment say together."""
+"""The kinds of providers, presets for known services, and what a provider's row and the environment say together."""
 
 from __future__ import annotations
 
@@ -34,11 +34,29 @@ KINDS = {
 }
 
 
-# A server at another address may need no key.
-KEY_HOSTS = {
-    *("api.openai.com", "api.anthropic.com", "openrouter.ai"),
-    *("api.mistral.ai", "api.deepseek.com", "api.groq.com"),
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A known service, which staff choose instead of typing its address."""
+
+    label: str
+    kind: str
+    base_url: str
+    needs_key: bool = True
+
+
+PRESETS = {
+    "openai": Preset("OpenAI", "openai_responses", "https://api.openai.com/v1"),
+    "anthropic": Preset("Anthropic", "anthropic", "https://api.anthropic.com"),
+    "ollama": Preset("Ollama", "openai", "http://127.0.0.1:11434/v1", needs_key=False),
+    "vllm": Preset("vLLM", "openai", "http://127.0.0.1:8000/v1", needs_key=False),
+    "openrouter": Preset("OpenRouter", "openai", "https://openrouter.ai/api/v1"),
+    "mistral": Preset("Mistral", "openai", "https://api.mistral.ai/v1"),
+    "deepseek": Preset("DeepSeek", "openai", "https://api.deepseek.com/v1"),
+    "groq": Preset("Groq", "openai", "https://api.groq.com/openai/v1"),
+    "azure": Preset("Azure OpenAI", "openai", "https://RESOURCE.openai.azure.com/openai/v1"),
 }
+# A server at another address may need no key.
+KEY_HOSTS = {urlsplit(preset.base_url).hostname for preset in PRESETS.values() if preset.needs_key}
 AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
 # The rows whose empty fields mean the environment's: (setting of the address, setting of the key).

@@ -279,9 +279,10 @@ def test_a_stored_key_for_the_environments_address_stays_there(boss, settings):
     assert Server.from_row(Provider.objects.get(name="openai")).api_key == ""
 
 
-def test_a_missing_key_is_warned_of(boss):
-    answer = boss.post(ADD_PROVIDER, provider(base_url="https://api.mistral.ai/v1"), follow=True)
+def test_a_preset_fills_in_the_kind_and_the_address_and_a_missing_key_is_warned_of(boss):
+    answer = boss.post(ADD_PROVIDER, provider(kind="", base_url="", preset="mistral"), follow=True)
     row = Provider.objects.get(name="local")
+    assert (row.kind, row.base_url) == ("openai", "https://api.mistral.ai/v1")
     assert "Its key is missing" in answer.content.decode()
     answer = boss.post(ADD_MODEL, model(provider=str(row.pk)), follow=True)
     assert "Its key is missing" in answer.content.decode()

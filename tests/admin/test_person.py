@@ -46,6 +46,7 @@ def test_the_page_shows_what_each_role_needs(sign_in, ada, role):
     text = page.content.decode()
     assert dict(page.context["panels"]["account"])["Balance"] == "98.25"
     assert page.context["panels"]["spend"]["total"] == "1.75 credits"
+    assert page.context["panels"]["used"] == [("Models", [("demo", 1)]), ("Agents", [("support", 1)])]
     assert "MODEL_ERROR" in text
     assert page.context["panels"]["failures"][0][2]
     assert "awk_" in text

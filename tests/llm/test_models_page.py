@@ -13,7 +13,7 @@ from django.urls import reverse
 from runs import catalogue
 from runs.catalogue.definitions import NAMES, Dialect
 from runs.catalogue.parameters import CHECKS, EFFORTS
-from runs.catalogue.providers import ENVIRONMENT, KINDS
+from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS
 from runs.errors import FailureReason
 from runs.models import AgentModel, Provider
 from tests import factories
@@ -85,6 +85,9 @@ def test_a_connection_of_the_page_answers(title: str, bench: Bench, stand_in: Mo
             submit(staff, "provider", forms["Provider"])
     else:
         submit(staff, "provider", forms["Provider"])
+        row = Provider.objects.get(name=provider)
+        preset = next(preset for preset in PRESETS.values() if preset.label == title)
+        assert (row.kind, row.base_url, bool(row.api_key)) == (preset.kind, preset.base_url, preset.needs_key)
         # Another address forgets the key.
         key = {name: value for name, value in forms["Provider"].items() if name == "New API key"}
         submit(staff, "provider", {"Name": provider, "Address": address, **key})
@@ -102,8 +105,11 @@ def test_a_connection_of_the_page_answers(title: str, bench: Bench, stand_in: Mo
     assert sent == next((key for key in keys if key), "")
 
 
-def test_all_kinds_are_on_the_page() -> None:
+def test_all_kinds_and_presets_are_on_the_page() -> None:
     assert [row[0] for row in table(section("Connect a provider"))] == [kind.label for kind in KINDS.values()]
+    others = {row[0] for row in table(section("Other providers"))}
+    own = set(re.findall(r"^### (.+)$", PAGE, re.MULTILINE))
+    assert {preset.label for preset in PRESETS.values()} == others | own - {"Other providers"}
 
 
 def test_the_table_of_the_dialect_is_complete() -> None:

@@ -1,9 +1,11 @@
 """Template filters of the admin."""
 
 from django import template
+from django.contrib.auth import get_user_model
 from django.utils.safestring import mark_safe
 
 register = template.Library()
+SUPERUSERS_NAMED = 3
 
 
 @register.filter
@@ -11,6 +13,13 @@ def with_main(page: str) -> str:
     """Unfold's page, which is safe, with a landmark: ``#main`` is its last but one element."""
     inside, after, end = page.replace('<div id="main"', '<main id="main"', 1).rsplit("</div>", 2)
     return mark_safe(f"{inside}</main>{after}</div>{end}")  # noqa: S308
+
+
+@register.simple_tag
+def superusers() -> list[str]:
+    """The names of some, who can give other staff a role."""
+    users = get_user_model()._default_manager.filter(is_superuser=True, is_active=True).order_by("pk")
+    return [user.get_username() for user in users[:SUPERUSERS_NAMED]]
 
 
 @register.filter
