@@ -25,7 +25,7 @@ ROUNDS, CALLS, WORK_CALLS = 10, 100, 20
 QUERIES = {
     "config.api.authentication": ["user_named"],
     "credits.ledger": ["_account"],
-    "credits.sums": ["_open_holds"],
+    "credits.sums": ["open_holds"],
     "runs.lifecycle.line": ["_locked_run", "lock_user", "_next_blocked", "_next_throttled"],
     "runs.services": ["_calls", "_chat", "_pending", "_run"],
 }

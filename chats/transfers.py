@@ -3,7 +3,6 @@
 An upload's URL is its credential, so there is no bearer token. With an object storage clients upload there, not here.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,10 +19,8 @@ from rest_framework.request import Request
 from chats import attachments, files, media
 from chats.models import Attachment, AttachmentStatus
 from config.api import ratelimit
-from config.api.errors import response_to, to_domain_error
+from config.api.errors import answers_errors
 from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
-
-logger = logging.getLogger(__name__)
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
 # Not allowed in file names on some systems; some clients read them as folders, also after they decoded %2F.
@@ -38,25 +35,19 @@ class RangeNotSatisfiable(DomainError):
 
 
 @csrf_exempt
-def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
+def receive_upload(request: HttpRequest, token: str) -> HttpResponseBase:
     """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
-    try:
-        if request.method != "PUT":
-            raise MethodNotAllowed(headers={"Allow": "PUT"})
-        _receive(request, token)
-        response = HttpResponse(status=204)
-    except Exception as error:
-        refusal = to_domain_error(error)
-        if refusal.status >= 500:
-            logger.error("an upload failed", exc_info=error)
-        response = response_to(refusal)
+    response = _receive(request, token)
     verdict = ratelimit.verdict_of(request)
     for name, value in (verdict.headers() if verdict else {}).items():
         response[name] = value
     return response
 
 
-def _receive(request: HttpRequest, token: str) -> None:
+@answers_errors("an upload failed")
+def _receive(request: HttpRequest, token: str) -> HttpResponse:
+    if request.method != "PUT":
+        raise MethodNotAllowed(headers={"Allow": "PUT"})
     try:
         surface, attachment = attachments.attachment_to_upload(token)
     except NotFound:
@@ -72,6 +63,7 @@ def _receive(request: HttpRequest, token: str) -> None:
         raise ValidationFailed({"sizeBytes": [f"The body has {size} bytes, not the {announced} that were announced."]})
     with attachments.transfer(attachment.user_id):
         attachments.receive(attachment, iter(lambda: request.read(files.READ_SIZE), b""))
+    return HttpResponse(status=204)
 
 
 def serve(attachment: Attachment, request: Request) -> HttpResponseBase:

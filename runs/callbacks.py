@@ -2,7 +2,6 @@
 credential.
 """
 
-import logging
 from typing import Any
 
 from django.conf import settings
@@ -10,45 +9,37 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from config.api import ratelimit
-from config.api.errors import response_to, to_domain_error
+from config.api.errors import answers_errors
 from config.kernel import clock
 from config.kernel.encryption import DecryptionFailed
-from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
+from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
 from config.kernel.jsontext import dumps
-from config.limits.window import Bucket, charge
+from config.limits.window import Bucket
 from config.telemetry import logs
 from runs import services
 from runs.models import Tool, ToolInvocation
 from runs.tools import callbacks
 from runs.tools.base import parse_signing_secret
 
-logger = logging.getLogger(__name__)
-
 # Of one call, a minute.
 CALLBACKS_PER_MINUTE = 60
 
 
 @csrf_exempt
+@answers_errors("a callback failed")
 def receive(request: HttpRequest, token: str) -> HttpResponse:
     """200 says what became of the callback, after the commit."""
     # Django logs the path of a failed request, and this one is a credential.
     request.path = request.path_info = callbacks.PATH
+    if request.method != "POST":
+        raise MethodNotAllowed(headers={"Allow": "POST"})
     try:
-        if request.method != "POST":
-            raise MethodNotAllowed(headers={"Allow": "POST"})
-        try:
-            call = _call_of(token)
-        except NotFound:
-            ratelimit.refuse_if_over(ratelimit.charge_address(request))
-            raise
-        verdict = charge(Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
-        request.rate_limit_verdict = verdict  # type: ignore[attr-defined]
-        ratelimit.refuse_if_over(verdict)
-        return HttpResponse(dumps(_take(request, call)), content_type="application/json")
-    except Exception as error:
-        if not isinstance(error, DomainError):
-            logger.error("a callback failed", exc_info=error)
-        return response_to(to_domain_error(error))
+        call = _call_of(token)
+    except NotFound:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise
+    ratelimit.charge_caller(request, Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
+    return HttpResponse(dumps(_take(request, call)), content_type="application/json")
 
 
 def _call_of(token: str) -> ToolInvocation:

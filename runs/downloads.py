@@ -1,36 +1,28 @@
 """``GET /files/…``: downloads of the files that tools made. The address is the credential."""
 
-import logging
-
 from django.core.files.storage import default_storage
 from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
 
 from chats.files import storage_errors
 from config.api import ratelimit
-from config.api.errors import response_to, to_domain_error
-from config.kernel.errors import DomainError, MethodNotAllowed, NotFound
+from config.api.errors import answers_errors
+from config.kernel.errors import MethodNotAllowed, NotFound
 from config.kernel.ids import is_plausible_id
 from runs.models import ToolInvocation
 from runs.tools import files
 
-logger = logging.getLogger(__name__)
 
-
+@answers_errors("a download failed")
 def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
     """Always a download, never a page of this origin. 404 once the chat is deleted or its user is inactive."""
+    if request.method not in ("GET", "HEAD"):
+        raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
     try:
-        if request.method not in ("GET", "HEAD"):
-            raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
-        try:
-            return _serve(invocation_id, token, file_name)
-        except (NotFound, FileNotFoundError):
-            ratelimit.refuse_if_over(ratelimit.charge_address(request))
-            raise NotFound from None
-    except Exception as error:
-        if not isinstance(error, DomainError):
-            logger.error("a download failed", exc_info=error)
-        return response_to(to_domain_error(error))
+        return _serve(invocation_id, token, file_name)
+    except (NotFound, FileNotFoundError):
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound from None
 
 
 def _serve(invocation_id: str, token: str, file_name: str) -> HttpResponseBase:

@@ -1,11 +1,13 @@
 """The error envelope, which every exception becomes: ``{"error": {…}}``, without a stack trace, SQL or a setting."""
 
 import logging
+from collections.abc import Callable
+from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.http import Http404, HttpResponse
+from django.http import Http404, HttpResponse, HttpResponseBase
 from rest_framework import exceptions
 from rest_framework.response import Response
 
@@ -95,6 +97,25 @@ def to_domain_error(error: Exception) -> DomainError:
     else:
         status = next((status for kinds, status in STATUSES if isinstance(error, kinds)), 500)
     return BY_STATUS.get(status, InternalError)(str(error.detail) if isinstance(error, exceptions.ParseError) else None)
+
+
+def answers_errors(failure: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
+    """For a view outside of DRF: an exception becomes its envelope, and is logged as ``failure`` if it is ours."""
+
+    def decorate(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+        @wraps(view)
+        def answer(*args: Any, **kwargs: Any) -> HttpResponseBase:
+            try:
+                return view(*args, **kwargs)
+            except Exception as error:
+                refusal = to_domain_error(error)
+                if refusal.status >= 500:
+                    logger.error(failure, exc_info=error)
+                return response_to(refusal)
+
+        return answer
+
+    return decorate
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response:

@@ -465,7 +465,7 @@ def test_a_call_has_a_bounded_number_of_callbacks_a_minute(bench, server, monkey
         taken.append(bucket)
         return Verdict(len(taken) <= 2, 60, 0, 30, 30)
 
-    monkeypatch.setattr("runs.callbacks.charge", charge)
+    monkeypatch.setattr("config.api.ratelimit.charge", charge)
     add_tool(server)
     _, call = park(bench, server)
     answers = [call_back(server.callback(), {"progress": {"fraction": 0.1}}) for _ in range(3)]
