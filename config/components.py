@@ -118,7 +118,6 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # A worker keeps tasks with a countdown in memory. The sweep finds the work of messages above this limit.
 CELERY_WORKER_ETA_TASK_LIMIT = 10_000
-CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
 # With no_ack, the broker does not keep a message that a worker has fetched: keeping it would be the largest part of its
 # cost, and sweeps find the work of a lost message. Messages with a countdown are kept, because

@@ -62,12 +62,8 @@ def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
     return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
 
 
-_open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
-
-
-def open_holds(run_id: str) -> list[LedgerEntry]:
-    """The holds of the run that are not settled; those of its requests to models have no ``tool_key``."""
-    return list(_open_holds(run_id))
+# The holds of a run that are not settled; those of its requests to models have no ``tool_key``.
+open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
 
 
 def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:

@@ -107,7 +107,9 @@ class Dispatcher:
 
     def _step(self) -> bool:
         """Record what has ended, pass on what is due, claim and start what fits. Returns whether more may be due."""
-        self._gather()
+        while not self._outcomes.empty():
+            self._unrecorded.append(self._outcomes.get())
+            self._in_flight -= 1
         if self._unrecorded:
             self._record(self._unrecorded)
             self._unrecorded = []
@@ -153,11 +155,6 @@ class Dispatcher:
         unsent = self._stopping or claim.is_late()
         self._outcomes.put(claim.delivery.attempt() if unsent else await sender.attempt(claim))
         self._awake.set()
-
-    def _gather(self) -> None:
-        while not self._outcomes.empty():
-            self._unrecorded.append(self._outcomes.get())
-            self._in_flight -= 1
 
 
 _dispatcher: Dispatcher | None = None

@@ -13,10 +13,6 @@ from webhooks.services import URL_MAX_CHARS
 EXTENDED = "Whether `agent.waiting`, `agent.cancelled` and `tool.parked` are sent too."
 
 
-def mask(secret: str) -> str:
-    return f"••••{secret[-4:]}"
-
-
 @extend_schema_serializer(component_name="WebhookEndpoint")
 class EndpointSerializer(CamelSerializer):
     """Shows both secrets in full if the context holds ``reveal``."""
@@ -42,7 +38,7 @@ class EndpointSerializer(CamelSerializer):
         return self.shown(secondary) if secondary else None
 
     def shown(self, secret: str) -> str:
-        return secret if self.context.get("reveal") else mask(secret)
+        return secret if self.context.get("reveal") else f"••••{secret[-4:]}"
 
 
 class AddressField(StrictCharField):

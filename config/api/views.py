@@ -124,10 +124,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     away = isinstance(sys.exc_info()[1], CONNECTION_ERRORS)
     if is_api_path(request.path_info):
         return error_response(503 if away else 500)
-    return unavailable_page() if away else defaults.server_error(request)
-
-
-def unavailable_page() -> HttpResponse:
-    """503 of pages, made without the database."""
+    if not away:
+        return defaults.server_error(request)
     headers = {"Retry-After": RETRY_SECONDS, "Cache-Control": "no-store", "Content-Security-Policy": PAGE_POLICY}
     return HttpResponse(render_to_string("staff/unavailable.html"), status=503, headers=headers)

@@ -78,8 +78,9 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
             if property_name in fields:
                 shape.setdefault("description", fields[property_name])
     for path, methods in result["paths"].items():
+        surface = next((prefix for prefix in SURFACES if path.startswith(prefix)), "/")
         for method, operation in methods.items():
-            known = described("operations").get(f"{method.upper()} {relative(path)}", {})
+            known = described("operations").get(f"{method.upper()} {path.removeprefix(surface)}", {})
             describe(known, operation, components["schemas"])
             if "requestBody" in operation:
                 close(operation["requestBody"], components["schemas"], method == "patch" or "any_of" in known)
@@ -104,12 +105,6 @@ def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> Non
             if "default" in shape:
                 # Some generators make a field with a default required.
                 shape["description"] = f"{shape['description']} Default: `{shape.pop('default')}`."
-
-
-def relative(path: str) -> str:
-    """The path within its surface."""
-    surface = next((prefix for prefix in SURFACES if path.startswith(prefix)), "/")
-    return path.removeprefix(surface)
 
 
 def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str, Any]) -> None:
