@@ -175,7 +175,8 @@ class AgentModelForm(forms.ModelForm):
     def clean_fallbacks(self) -> list[str]:
         names = [name.strip() for name in self.cleaned_data["fallbacks"].split(",") if name.strip()]
         known = set(AgentModel.objects.filter(name__in=names).values_list("name", flat=True))
-        if problem := rules.problem_of_fallbacks(names, known - {self.data.get("name")}):
+        others = known - {self.data.get("name")}
+        if problem := rules.problem_of_names(names, others, rules.FALLBACKS_MAX, "other model"):
             raise ValidationError(problem)
         return names
 

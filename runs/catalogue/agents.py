@@ -110,12 +110,9 @@ class Columns(serializers.Serializer):
         return name
 
     def validate_tools(self, names: list[str] | None) -> list[str] | None:
-        if names is not None:
-            if len(set(names)) < len(names):
-                raise serializers.ValidationError(f"At most {TOOLS_MAX} names, each once.")
-            known = set(Tool.objects.filter(name__in=names).values_list("name", flat=True))
-            if unknown := [name for name in names if name not in known]:
-                raise serializers.ValidationError(f"There is no tool named {unknown[0][:100]}.")
+        known = set(Tool.objects.filter(name__in=names or ()).values_list("name", flat=True))
+        if problem := rules.problem_of_names(names or (), known, TOOLS_MAX, "tool"):
+            raise serializers.ValidationError(problem)
         return names
 
 

@@ -227,7 +227,8 @@ class ModelEntry(Entry):
         providers = Provider.objects.defer("api_key", "headers").in_bulk(field_name="name")
         defaults = [name for name, (_, values) in entries.items() if values.get("is_default")]
         for name, (path, values) in entries.items():
-            if problem := rules.problem_of_fallbacks(values["fallbacks"], (rows.keys() | entries.keys()) - {name}):
+            others = (rows.keys() | entries.keys()) - {name}
+            if problem := rules.problem_of_names(values["fallbacks"], others, rules.FALLBACKS_MAX, "other model"):
                 wrong((*path, "fallbacks"), problem)
             if values["provider"] not in providers:
                 wrong((*path, "provider"), f"There is no provider named {values['provider'][:100]}.")

@@ -16,12 +16,11 @@ API_KEY_MAX_CHARS, HEADERS_MAX_CHARS, SIGNING_SECRET_MAX_CHARS = 4096, 10_000, 5
 NO_ADDRESS = "Use an http(s) address without credentials."
 
 
-def problem_of_fallbacks(names: Sequence[str], others: Collection[str]) -> str | None:
-    """``others``: the names of all other models."""
-    if len(names) > FALLBACKS_MAX or len(set(names)) < len(names):
-        return f"At most {FALLBACKS_MAX} names, each once."
-    unknown = next((name for name in names if name not in others), None)
-    return f"There is no other model named {unknown[:100]}." if unknown is not None else None
+def problem_of_names(names: Sequence[str], known: Collection[str], most: int, what: str) -> str | None:
+    if len(names) > most or len(set(names)) < len(names):
+        return f"At most {most} names, each once."
+    unknown = next((name for name in names if name not in known), None)
+    return f"There is no {what} named {unknown[:100]}." if unknown is not None else None
 
 
 def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, price: int) -> dict[str, str]:
