@@ -106,9 +106,9 @@ def failed_request(
     """The row of a failed request, and of what follows it: ``again`` the same model at once, whatever the reason."""
     asked = [earlier.model for earlier in session.journal.failed(compaction)] + [model.name]
     names = [other.name for other in chain]
-    following = retry.NextRequest(model.name, 0.0)
+    following, delay = model.name, 0.0
     if not again:
-        following = retry.after(error, asked, names, session.remaining_seconds()) or retry.NextRequest("", 0.0)
+        following, delay = retry.after(error, asked, names, session.remaining_seconds())
     now = clock.now()
     return ModelAttempt(
         run=session.run,
@@ -120,8 +120,8 @@ def failed_request(
         reason=error.reason,
         http_status=error.status,
         detail=error.detail,
-        next_model=following.model,
-        next_at=now + timedelta(seconds=following.delay_seconds) if following.model else None,
+        next_model=following,
+        next_at=now + timedelta(seconds=delay) if following else None,
         started_at=started_at,
         finished_at=now,
     )

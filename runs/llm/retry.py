@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from django.conf import settings
 
@@ -14,14 +13,8 @@ MODEL_RETRY_SECONDS = 0.5
 MODEL_RETRY_AFTER_MAX_SECONDS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class NextRequest:
-    model: str
-    delay_seconds: float
-
-
-def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> NextRequest | None:
-    """What follows a failed request; None if nothing does.
+def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
+    """The model that is asked after a failed request, and in how many seconds; empty if none is.
 
     ``asked`` are the models of the turn's failed requests, the last one included; ``chain`` are the models that the
     run may ask, in order. A wait never goes past ``seconds_left``, the run's time.
@@ -31,9 +24,9 @@ def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds
     if error.retried and tries < settings.MODEL_ATTEMPTS:
         delay = wait_seconds(tries, error.retry_after)
         if delay < seconds_left:
-            return NextRequest(model, delay)
-    following = next((name for name in chain if name not in asked), None)
-    return NextRequest(following, 0.0) if following is not None and seconds_left > 0 else None
+            return model, delay
+    others = [name for name in chain if name not in asked] if seconds_left > 0 else []
+    return next(iter(others), ""), 0.0
 
 
 def wait_seconds(tries: int, retry_after: float | None) -> float:

@@ -9,10 +9,10 @@ from runs.errors import FailureReason
 from runs.llm import limits, retry
 from runs.llm.base import ModelError
 from runs.llm.limits import Demand, share_out
-from runs.llm.retry import NextRequest
 
 PASSING = FailureReason.PROVIDER_UNAVAILABLE
 REFUSAL = FailureReason.REQUEST_REFUSED
+NOTHING = ("", 0.0)
 
 
 def following(reason: FailureReason, asked: list[str], chain: list[str], left: float = 100.0, **fields: float):
@@ -36,17 +36,17 @@ def test_a_wait_that_the_provider_asks_for_has_a_limit(monkeypatch):
 def test_which_model_follows(settings, monkeypatch):
     settings.MODEL_ATTEMPTS = 2
     monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
-    assert following(PASSING, ["a"], ["a", "b"]) == NextRequest("a", 0.0)
-    assert following(PASSING, ["a", "a"], ["a", "b"]) == NextRequest("b", 0.0)
-    assert following(REFUSAL, ["a"], ["a", "b"]) == NextRequest("b", 0.0)
-    assert following(REFUSAL, ["a", "b"], ["a", "b"]) is None
-    assert following(PASSING, ["a", "a", "b"], ["a", "b"]) == NextRequest("b", 0.0)
-    assert following(PASSING, ["a", "a", "b", "b"], ["a", "b"]) is None
-    assert following(PASSING, ["gone", "gone"], []) is None
+    assert following(PASSING, ["a"], ["a", "b"]) == ("a", 0.0)
+    assert following(PASSING, ["a", "a"], ["a", "b"]) == ("b", 0.0)
+    assert following(REFUSAL, ["a"], ["a", "b"]) == ("b", 0.0)
+    assert following(REFUSAL, ["a", "b"], ["a", "b"]) == NOTHING
+    assert following(PASSING, ["a", "a", "b"], ["a", "b"]) == ("b", 0.0)
+    assert following(PASSING, ["a", "a", "b", "b"], ["a", "b"]) == NOTHING
+    assert following(PASSING, ["gone", "gone"], []) == NOTHING
     # A wait that is too long for the run is not begun.
-    assert following(PASSING, ["a"], ["a"], left=5.0, retry_after=5.0) is None
-    assert following(PASSING, ["a"], ["a", "b"], left=5.0, retry_after=5.0) == NextRequest("b", 0.0)
-    assert following(PASSING, ["a"], ["a", "b"], left=0.0) is None
+    assert following(PASSING, ["a"], ["a"], left=5.0, retry_after=5.0) == NOTHING
+    assert following(PASSING, ["a"], ["a", "b"], left=5.0, retry_after=5.0) == ("b", 0.0)
+    assert following(PASSING, ["a"], ["a", "b"], left=0.0) == NOTHING
 
 
 class Installation:
