@@ -64,11 +64,6 @@ def find_chat(user: Any, key: str) -> Chat | None:
     return by_id or chats_of(user).filter(client_id=key).first()
 
 
-def find_or_create_chat(user: Any, key: str) -> Chat:
-    """``find_chat``; if there is none, a new chat with ``key``, which matches CLIENT_ID, as its client id."""
-    return find_chat(user, key) or make_chat(user, client_id=key)[0]
-
-
 def rename_chat(chat: Chat, title: str | None) -> Chat:
     chat.title, chat.updated_at = title, clock.now()
     if not Chat.objects.filter(pk=chat.pk, deleted_at=None).update(title=chat.title, updated_at=chat.updated_at):

@@ -110,8 +110,9 @@ class Recorded:
             if call.pk in (waitpoint.invocation_id, waitpoint.request_payload.get("toolInvocationId"))
         ]
 
-    def waitpoint(self, waitpoint_id: Any) -> Waitpoint | None:
-        return next((each for each in self.waitpoints if each.pk == waitpoint_id), None)
+    def approval(self, waitpoint_id: Any) -> Waitpoint | None:
+        asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CREDIT_APPROVAL]
+        return next((each for each in asked if each.pk == waitpoint_id), None)
 
     def question(self, call_id: Any) -> Waitpoint | None:
         """What ``ask_user`` asks by the call of this id, or the question that stands for a call of its own."""

@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from chats.models import Chat
-from chats.services import find_chat
+from chats.services import find_chat, make_chat
 from config.api import live, ratelimit
 from config.api.negotiation import AnyMediaType, check_media_type
 from config.api.viewsets import ServiceViewSet
@@ -51,6 +51,15 @@ class FrontViewSet(ServiceViewSet):
         found = find_chat(self.request.user, key)
         if found is None:
             raise NotFound
+        return found
+
+    def chat_or_new(self, key: str) -> Chat:
+        """The same; a new chat with this client id if there is none."""
+        found = find_chat(self.request.user, key)
+        if found is None:
+            self.require_scope("chats:write")
+            self.require_scope("runs:write")
+            found, _ = make_chat(self.request.user, client_id=key)
         return found
 
     def run_to_stop(self, chat: Chat) -> Run | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from chats.models import Chat
-from chats.services import find_chat, find_or_create_chat
+from chats.services import find_chat, make_chat
 from tests import factories
 from tests.chats.conftest import code, fields
 from tests.threads import side_by_side
@@ -79,7 +79,7 @@ def test_clients_at_the_same_time_get_one_chat(user):
 def test_a_front_finds_a_chat_by_its_id_or_its_client_id(user):
     chat = factories.ChatFactory(user=user, client_id="a")
     theirs, gone = factories.ChatFactory(client_id="b"), factories.ChatFactory(user=user, deleted_at=chat.created_at)
-    assert find_chat(user, chat.pk) == find_chat(user, "a") == find_or_create_chat(user, "a") == chat
+    assert find_chat(user, chat.pk) == find_chat(user, "a") == make_chat(user, client_id="a")[0] == chat
     assert [find_chat(user, key) for key in ("b", theirs.pk, gone.pk, "", "é", "x" * 129)] == [None] * 6
-    made = [find_or_create_chat(user, key) for key in ("b", theirs.pk)]
+    made = [make_chat(user, client_id=key)[0] for key in ("b", theirs.pk)]
     assert [(row.user, row.client_id) for row in made] == [(user, "b"), (user, theirs.pk)]

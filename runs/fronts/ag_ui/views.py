@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.models import Chat, Message
-from chats.services import find_chat, find_or_create_chat
+from chats.services import find_chat
 from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.jsontext import require_text
@@ -88,11 +88,7 @@ class AgUiViewSet(FrontViewSet):
         return self.open_stream(lambda: self.answer(sent, named))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
-        chat = find_chat(self.request.user, sent.thread)
-        if chat is None:
-            self.require_scope("chats:write")
-            self.require_scope("runs:write")
-            chat = find_or_create_chat(self.request.user, sent.thread)
+        chat = self.chat_or_new(sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
         then, given = None, set[str]()

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.models import Message
-from chats.services import find_chat, find_or_create_chat, messages_of
+from chats.services import find_chat, messages_of
 from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, page
 from config.api.serializers import NoInput
 from config.api.viewsets import find
@@ -21,7 +21,7 @@ from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
-from runs.models import Run, WaitpointKind
+from runs.models import Run
 from runs.streams.views import CONTENT_TYPE
 
 ERROR_MAX_CHARS = 1000
@@ -72,10 +72,7 @@ class AiSdkViewSet(FrontViewSet):
         files = sent.files()
         options = starts.options_of(self.request.user, sent.run, message=sent.text)
         self.require_scope("runs:write")
-        chat = find_chat(self.request.user, sent.chat)
-        if chat is None:
-            self.require_scope("chats:write")
-            chat = find_or_create_chat(self.request.user, sent.chat)
+        chat = self.chat_or_new(sent.chat)
         known = starts.named(chat, sent.message_id)
         if known is not None and starts.is_same(known, sent.text):
             return known
@@ -126,8 +123,7 @@ class AiSdkViewSet(FrontViewSet):
         """
         state, given = part.get("state"), part.get("approval")
         if state == "approval-responded" and isinstance(given, dict):
-            waitpoint = recorded.waitpoint(given.get("id"))
-            if waitpoint is None or waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
+            if (waitpoint := recorded.approval(given.get("id"))) is None:
                 return None
             answer = {"approved": given.get("approved")} | ({"reason": given["reason"]} if given.get("reason") else {})
             return self.respond(waitpoint, answer)
