@@ -119,8 +119,6 @@ class ServiceSchema(AutoSchema):
 
     def error_statuses(self) -> set[int]:
         view: Any = self.view
-        if not hasattr(view, "surface"):
-            return set()
         statuses = set(ALWAYS)
         if self.method in BODY_METHODS:
             statuses |= WITH_BODY
