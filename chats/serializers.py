@@ -42,7 +42,7 @@ class ChatInput(CamelSerializer):
         required=False,
         allow_null=True,
         trim_whitespace=False,
-        validators=[RegexValidator(rf"^{CLIENT_ID.pattern}\Z", CLIENT_ID_PROBLEM)],
+        validators=[RegexValidator(rf"^{CLIENT_ID.pattern}$(?!\n)", CLIENT_ID_PROBLEM)],
         help_text="The caller's own name of the chat, 1 to 128 printable ASCII characters. If the caller has a chat "
         "with this name, it is the answer, unchanged.",
     )

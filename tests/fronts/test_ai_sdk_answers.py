@@ -191,9 +191,10 @@ def test_regenerate_twice_shows_the_answer_that_is_being_written(chat, user, set
 
 def test_stop_ends_the_answer_that_takes_the_place_of_one_that_ends(chat, monkeypatch):
     monkeypatch.setattr(Heartbeat, "_look_for_cancels", lambda self: None)
-    chat.send(said("/stream 200 20"))
+    chat.send(said("/stream 1000 20"))
+    until(lambda: chat.runs()[-1]["status"] == "running")
     for _ in range(2):
-        chat.send(said("/stream 200 20"), trigger=AGAIN, run={"onActiveRun": "cancel"})
+        chat.send(said("/stream 1000 20"), trigger=AGAIN, run={"onActiveRun": "cancel"})
     assert chat.client.post(f"{chat.api}/{chat.key}/stop").json() == {"success": True}
     states = list(Run.objects.order_by("pk").values_list("status", flat=True))
     assert states == ["running", "cancelled", "cancelled"]
