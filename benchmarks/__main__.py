@@ -4,8 +4,7 @@ import sys
 from importlib import import_module
 
 NAMES = ("floor", "runs", "streams", "webhooks", "latency", "queries", "filters", "startup")
-# It needs a package registry.
-SEPARATE = ("peers",)
+SEPARATE = ("peers",)  # it needs a package registry
 
 
 def main(names: list[str]) -> None:

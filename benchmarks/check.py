@@ -18,12 +18,10 @@ TOLERANCE = 0.15
 Ratios = dict[str, dict[str, float]]
 
 
-def beside_langgraph(runs: int, rounds: int) -> list[Metric]:
-    ours, peer = peers.measure(["langgraph"], runs, rounds)
-    return peers.metrics(ours, peer)
-
-
-BENCHMARKS: dict[str, Callable[[int, int], list[Metric]]] = {"floor": floor.measure, "langgraph": beside_langgraph}
+BENCHMARKS: dict[str, Callable[[int, int], list[Metric]]] = {
+    "floor": floor.measure,
+    "langgraph": lambda runs, rounds: peers.metrics(*peers.measure(["langgraph"], runs, rounds)),
+}
 
 
 def ratios(metrics: Sequence[Metric]) -> dict[str, float]:
@@ -56,25 +54,20 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--runs", type=int, default=400, help="runs of a round (default 400)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, by turns (default 5)")
     given = parser.parse_args(arguments)
-    measured: dict[str, list[Metric]] = {}
-    for name, benchmark in BENCHMARKS.items():
-        measured[name] = benchmark(given.runs, given.rounds)
-        report(name, measured[name])
+    measured = {name: benchmark(given.runs, given.rounds) for name, benchmark in BENCHMARKS.items()}
+    for name, metrics in measured.items():
+        report(name, metrics)
     if given.renew:
         kept: Ratios = {name: ratios(metrics) for name, metrics in measured.items()}
         KEPT.write_text(json.dumps(kept, indent=2) + "\n")
         print(f"\nThe ratios are kept in {KEPT.name}.")
         return
-    kept = json.loads(KEPT.read_text())
-    failed = False
+    kept, found = json.loads(KEPT.read_text()), []
     for name, metrics in measured.items():
         worse, better = differences(kept.get(name, {}), metrics)
-        for sentence in worse:
-            print(f"WORSE   {name}: {sentence}")
-        for sentence in better:
-            print(f"better  {name}: {sentence}")
-        failed = failed or bool(worse)
-    if failed:
+        found += worse
+        print(*[f"WORSE   {name}: {text}" for text in worse], *[f"better  {name}: {text}" for text in better], sep="\n")
+    if found:
         sys.exit(f"At least one ratio is worse than the kept one by more than {TOLERANCE:.0%}.")
     print(f"No ratio is worse than the kept one by more than {TOLERANCE:.0%}.")
 

@@ -14,10 +14,7 @@ from tests.stack.process import ROOT, python
 PINS = Path(__file__).resolve().parent / "pins"
 INSTALL_SECONDS = 600
 # The package that a peer's version is the version of, its title, and the Python that it needs.
-PEERS = {
-    "langgraph": ("langgraph-api", "LangGraph dev server", (3, 11)),
-    "aegra": ("aegra-api", "Aegra", (3, 12)),
-}
+PEERS = {"langgraph": ("langgraph-api", "LangGraph dev server", (3, 11)), "aegra": ("aegra-api", "Aegra", (3, 12))}
 
 
 class Missing(Exception):

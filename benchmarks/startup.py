@@ -82,7 +82,3 @@ def main() -> None:
         after = f"after {RUNS} runs RSS {busy[name][0]:.0f}, PSS {busy[name][1]:.0f} MiB"
         metrics.append(Metric(name, f"{text}; {after}", target=f"≤ {target} MiB"))
     report("Start-up and memory", metrics)
-
-
-if __name__ == "__main__":
-    main()
