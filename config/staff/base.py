@@ -6,7 +6,6 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from django.apps import apps
-from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.contrib.admin.utils import unquote
@@ -102,12 +101,6 @@ class StaffAdmin(ModelAdmin):
         for word in search_term.split()[:SEARCH_WORDS_MAX] if self.search_fields else ():
             queryset = queryset.filter(self.find(word))
         return queryset, False
-
-    def __init__(self, model: type[Model], site: Any) -> None:
-        super().__init__(model, site)
-        names = {label: name for entries in settings.STAFF_NAVIGATION.values() for name, _, label in entries}
-        # Pages call a list as the sidebar does.
-        self.opts.verbose_name_plural = names.get(self.opts.label_lower, self.opts.verbose_name_plural)
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Ids are short, and times relative."""

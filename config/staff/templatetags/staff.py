@@ -1,7 +1,13 @@
 """Template filters of the admin."""
 
+from typing import Any
+
 from django import template
+from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.db.models import Model
+from django.template.defaultfilters import capfirst
+from django.urls import reverse
 from django.utils.safestring import mark_safe
 
 register = template.Library()
@@ -13,6 +19,15 @@ def with_main(page: str) -> str:
     """Unfold's page, which is safe, with a landmark: ``#main`` is its last but one element."""
     inside, after, end = page.replace('<div id="main"', '<main id="main"', 1).rsplit("</div>", 2)
     return mark_safe(f"{inside}</main>{after}</div>{end}")  # noqa: S308
+
+
+@register.filter
+def heading(part: dict[str, Any]) -> str:
+    """A part of a page's heading: a list as the sidebar calls it, a row as its name is written."""
+    lists = [entry for entries in settings.STAFF_NAVIGATION.values() for entry in entries]
+    names = {reverse(f"admin:{model.replace('.', '_')}_changelist"): name for name, _, model in lists}
+    title = part["title"]
+    return names.get(str(part.get("link"))) or (str(title) if isinstance(title, Model) else capfirst(title))
 
 
 @register.simple_tag
