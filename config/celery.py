@@ -5,6 +5,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import (
+    beat_init,
     before_task_publish,
     setup_logging,
     task_postrun,
@@ -46,6 +47,7 @@ before_task_publish.connect(logs.write_headers)
 task_prerun.connect(logs.read_headers)
 task_postrun.connect(logs.reset)
 worker_init.connect(checks.require_valid_settings)
+beat_init.connect(checks.require_valid_settings)  # beat has an app of its own, but any app may be given
 
 
 @setup_logging.connect
