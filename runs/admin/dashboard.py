@@ -70,11 +70,12 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         )
         if request.user.has_perm(permission)
     }
-    panels["top"] = [
-        (report, f"{reverse('reports')}?by={name}&days={TOP_DAYS}", remembered(f"top:{name}", read))
-        for name, report in reports.allowed(request).items()
-        for read in (partial(report.read, TOP_DAYS, TOP_ROWS),)
-    ]
+    if reported := reports.allowed(request):
+        address = f"{reverse('reports')}?days={TOP_DAYS}&by="
+        panels["top"] = [
+            (report, address + name, remembered(f"top:{name}", partial(report.read, TOP_DAYS, TOP_ROWS)))
+            for name, report in reported.items()
+        ]
     page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html", "options": reports.CHART_OPTIONS}
     return context | page | {"panels": panels}
 
