@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from apikeys import keys
 from chats import media, transfers
-from chats.serializers import AttachmentInput, ChatInput
+from chats.serializers import AttachmentInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
@@ -112,7 +112,6 @@ PATTERNS: dict[str, list[Work] | str] = {
         BODY,
         "a",
     ),
-    "chats/serializers.py: client_id": around(lambda text: ChatInput.validated({"clientId": text}), BODY, " ", "a"),
     "chats/services.py: CLIENT_ID": around(CLIENT_ID.fullmatch, UI_BODY, " ", "a", after=TAIL),
     "chats/transfers.py: RANGE": [
         *around(lambda header: transfers.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
