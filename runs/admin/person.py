@@ -41,6 +41,7 @@ admin.site.unregister(User)
 DAYS, ROWS_MAX = 30, 10
 # The latest runs whose models and agents are counted.
 RUNS_COUNTED = 200
+RUN_COLUMNS = ("status", "created_at", "resolved_model", "agent_name", "error_code", "failure_reason")
 # How long one request erases a person. `manage.py erase_user` has no limit.
 ERASE_SECONDS = 20
 LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikeys_apikey")]
@@ -186,7 +187,8 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         entries = _latest(charges.select_related("account__user", "against", "staff"))
         panels["charges"] = [(entry, statement.sentence(entry)) for entry in entries]
     if may("runs.view_run"):
-        runs = Run.objects.filter(user=user).defer("error_message", "metadata", "instructions", "output")
+        # Not the columns with what callers give, which can have megabytes.
+        runs = Run.objects.filter(user=user).only(*RUN_COLUMNS)
         latest = _latest(runs, RUNS_COUNTED)
         panels["runs"] = [(run, page_of(Run, run.pk), RunStatus.tones()[run.status]) for run in latest[:ROWS_MAX]]
         panels["used"] = [
