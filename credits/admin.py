@@ -10,7 +10,7 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
@@ -24,19 +24,6 @@ from config.staff.base import NOTHING, ReadOnly, amount, credits_column, model_o
 from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
-
-
-class UserField(forms.CharField):
-    """A user's name, e-mail address or id → the user's id."""
-
-    widget = UnfoldAdminTextInputWidget
-
-    def clean(self, value: Any) -> int:
-        word = super().clean(value)
-        found = users_named(word)
-        if len(found) != 1:
-            raise ValidationError(f"There is no user {word}." if not found else f"More than one user matches {word}.")
-        return found[0]
 
 
 class MoneyForm(ActionForm):
@@ -72,7 +59,7 @@ class AdjustForm(MoneyForm):
 
 
 class GrantForm(MoneyForm):
-    user = UserField(max_length=254, help_text="Name, e-mail address or id")
+    user = forms.CharField(max_length=254, widget=UnfoldAdminTextInputWidget, help_text="Name, e-mail address or id")
     days = forms.IntegerField(
         required=False,
         min_value=1,
@@ -87,6 +74,13 @@ class GrantForm(MoneyForm):
         super().__init__(*args, **options)
         if self.target is not None:
             del self.fields["user"]
+
+    def clean_user(self) -> int:
+        word = self.cleaned_data["user"]
+        found = users_named(word)
+        if len(found) != 1:
+            raise ValidationError(f"There is no user {word}." if not found else f"More than one user matches {word}.")
+        return found[0]
 
 
 class RefundForm(MoneyForm):
@@ -108,34 +102,19 @@ class RefundForm(MoneyForm):
         return [("Charge", statement.sentence(self.target)), ("Can still be refunded", rest), *super().facts()]
 
 
-def once(name: str, done: str, move: Callable[..., Model]) -> Callable[..., Did | None]:
+def once(name: str, done: str, move: Callable[..., object]) -> Callable[..., Did | None]:
     """The ``apply`` of an action: one confirmation page moves credits once, even if it is sent twice."""
 
     def apply(request: HttpRequest, row: Any, data: dict[str, Any]) -> Did | None:
-        cause = f"staff:{name}:{data['nonce'] or uuid.uuid4().hex}"
-        if LedgerEntry.objects.filter(cause=cause).exists():
+        given = {"cause": f"staff:{name}:{data['nonce'] or uuid.uuid4().hex}", "reason": data["reason"]}
+        if LedgerEntry.objects.filter(cause=given["cause"]).exists():
             return None
-        moved = move(row, data, cause=cause, reason=data["reason"], staff=request.user)
-        return Did(moved, f"{done} {money.to_text(data['amount'])}: {data['reason']}")
+        about = row or ledger.account_for(data["user"])
+        until = {"expires_at": clock.now() + timedelta(days=data["days"])} if data.get("days") else {}
+        move(about.pk, data["amount"], staff=request.user, **given, **until)
+        return Did(about, f"{done} {money.to_text(data['amount'])}: {data['reason']}")
 
     return apply
-
-
-def grant(account: Account | None, data: dict[str, Any], **common: Any) -> Account:
-    user_id = account.pk if account is not None else data["user"]
-    expires_at = clock.now() + timedelta(days=data["days"]) if data["days"] else None
-    ledger.grant(user_id, data["amount"], expires_at=expires_at, **common)
-    return ledger.account_for(user_id)
-
-
-def adjust(account: Account, data: dict[str, Any], **common: Any) -> Account:
-    ledger.adjust(account.pk, data["amount"], **common)
-    return account
-
-
-def refund(entry: LedgerEntry, data: dict[str, Any], **common: Any) -> LedgerEntry:
-    ledger.refund(entry.pk, data["amount"], **common)
-    return entry
 
 
 GRANT = Action(
@@ -143,7 +122,7 @@ GRANT = Action(
     label="Grant credits",
     permission="credits.grant_credits",
     question="The credits can be spent at once.",
-    apply=once("grant", "Granted", grant),
+    apply=once("grant", "Granted", ledger.grant),
     form=GrantForm,
     about="one",
     icon="add_card",
@@ -168,7 +147,7 @@ class AccountAdmin(ReadOnly, WithActions):
             label="Adjust account",
             permission="credits.adjust_credits",
             question="The correction stays in the ledger permanently, with your name and the reason.",
-            apply=once("adjust", "Adjusted by", adjust),
+            apply=once("adjust", "Adjusted by", ledger.adjust),
             form=AdjustForm,
             about="one",
             icon="balance",
@@ -237,7 +216,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             label="Refund",
             permission="credits.refund_credits",
             question="The credits return to the account and can be spent at once.",
-            apply=once("refund", "Refunded", refund),
+            apply=once("refund", "Refunded", ledger.refund),
             form=RefundForm,
             about="one",
             icon="undo",

@@ -14,7 +14,6 @@ from chats.views import REPLACED
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
 from config.kernel.errors import ValidationFailed
-from runs.metadata import METADATA_KEY
 from runs.models import (
     HAS_MODEL_OF_RUN,
     METADATA_PAIRS_MAX,
@@ -25,13 +24,13 @@ from runs.models import (
     RunMetadata,
     RunStatus,
 )
+from runs.serializers import METADATA_KEY
 
 # The worst combination of filters, over a user's millions of runs, ends after this time.
 SECONDS = 5
 QUERY_CANCELED = "57014"
-AGENT_MAX_CHARS = 100
+NAME_MAX_CHARS = 100
 METADATA = "metadata"
-MODEL_NAME_MAX_CHARS = 100
 MILLISECOND = timedelta(milliseconds=1)
 LATEST = datetime.max.replace(tzinfo=UTC)
 PARAMETERS = [
@@ -45,17 +44,17 @@ PARAMETERS = [
     ),
     OpenApiParameter(
         "agent",
-        {"type": "string", "minLength": 1, "maxLength": AGENT_MAX_CHARS},
+        {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS},
         description="Only runs with this agent, `name`, or with this version of it, `name@3`.",
     ),
     OpenApiParameter(
         "model",
-        {"type": "string", "minLength": 1, "maxLength": MODEL_NAME_MAX_CHARS},
+        {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS},
         description="Only runs whose `resolvedModel` this is, or whose `requestedModel`, until they first execute.",
     ),
     OpenApiParameter(
         "awaiting",
-        {"type": "string", "enum": Awaiting.values},
+        enum=Awaiting.values,
         description="Only runs with open tool calls that await the caller's app (`client`), or with none of these but "
         "some that await their tools (`tool`).",
     ),
@@ -136,30 +135,14 @@ def _statuses(text: str) -> Q:
     return Q() if len(statuses) == len(RunStatus.values) else Q(status__in=statuses)
 
 
-def _agent(text: str) -> Q:
-    if not 0 < len(text) <= AGENT_MAX_CHARS or "\0" in text:
-        raise ValueError("Use the name of an agent, or name@3.")
-    return Q(agent=text) if "@" in text else Q(agent_name=text)
-
-
-def _model(text: str) -> Q:
-    if not 0 < len(text) <= MODEL_NAME_MAX_CHARS or "\0" in text:
-        raise ValueError("Use the name of a model.")
-    return HAS_MODEL_OF_RUN & Q(model_of_run=text)
-
-
-def _awaiting(text: str) -> Q:
-    if text not in Awaiting.values:
-        raise ValueError(f"Use {' or '.join(Awaiting.values)}.")
-    return Q(awaiting=text)
+def _name(text: str, what: str) -> str:
+    if not 0 < len(text) <= NAME_MAX_CHARS or "\0" in text:
+        raise ValueError(f"Use the name of {what}.")
+    return text
 
 
 def _after(text: str) -> Q:
     return Q(created_at__gte=stored_forms(min(_moment(text), LATEST - MILLISECOND) + MILLISECOND)[0])
-
-
-def _before(text: str) -> Q:
-    return Q(created_at__lt=stored_forms(_moment(text))[0])
 
 
 def _moment(text: str) -> datetime:
@@ -176,10 +159,10 @@ def _moment(text: str) -> datetime:
 
 
 READERS: dict[str, Callable[[str], Q]] = {
-    "awaiting": _awaiting,
+    "awaiting": lambda text: Q(awaiting=text),
     "status": _statuses,
-    "agent": _agent,
-    "model": _model,
+    "agent": lambda text: Q(**{"agent" if "@" in text else "agent_name": _name(text, "an agent, or name@3")}),
+    "model": lambda text: HAS_MODEL_OF_RUN & Q(model_of_run=_name(text, "a model")),
     "createdAfter": _after,
-    "createdBefore": _before,
+    "createdBefore": lambda text: Q(created_at__lt=stored_forms(_moment(text))[0]),
 }

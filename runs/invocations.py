@@ -76,7 +76,6 @@ class ToolInvocationSerializer(CamelSerializer):
     def get_progress(self, call: Any) -> dict[str, Any] | None:
         return call.progress if call.awaiting else None
 
-    @extend_schema_field(serializers.CharField(allow_null=True))
     def get_result(self, call: Any) -> str | None:
         if call.status != InvocationStatus.COMPLETED:
             return None

@@ -1,6 +1,8 @@
-"""Runs, invocations and waitpoints as clients see them, and what they send."""
+"""Runs and their turns as clients see them, and what clients send."""
 
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from django.conf import settings
 from drf_spectacular.utils import extend_schema_field
@@ -17,8 +19,10 @@ from config.api.serializers import (
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import OutputSchemaField
 from runs.invocations import ClientToolsField, ToolInvocationSerializer
-from runs.metadata import MetadataField
 from runs.models import (
+    METADATA_KEY_MAX_CHARS,
+    METADATA_PAIRS_MAX,
+    METADATA_VALUE_MAX_CHARS,
     Awaiting,
     OnCreditsExhausted,
     RunStatus,
@@ -31,6 +35,16 @@ RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
 # Of a call that waits for an approval, in a list of runs.
 INPUT_LISTED_BYTES = 8 * 1024
+REASONING_SHOWN_CHARS = 8 * 1024
+# The fields in which providers give reasoning: a text, or a list of items with such fields.
+REASONING_FIELDS = ("thinking", "summary", "text", "value")
+METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
+METADATA_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^{METADATA_KEY.pattern}$"},
+    "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
+    "maxProperties": METADATA_PAIRS_MAX,
+}
 
 
 class UsageSerializer(CamelSerializer):
@@ -161,6 +175,24 @@ class RunSummarySerializer(RunFields):
         return waitpoint
 
 
+@extend_schema_field(METADATA_SCHEMA)
+class MetadataField(serializers.DictField):
+    """Pairs of text that belong to the caller."""
+
+    json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
+    default_error_messages: ClassVar = {"not_a_dict": "An object is required."}
+    child = StrictCharField(max_length=METADATA_VALUE_MAX_CHARS, allow_blank=True, trim_whitespace=False)
+
+    def run_child_validation(self, data: Mapping[str, Any]) -> dict[str, str]:
+        if len(data) > METADATA_PAIRS_MAX:
+            raise serializers.ValidationError(f"At most {METADATA_PAIRS_MAX} pairs.")
+        if wrong := [key[:METADATA_KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
+            message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
+            raise serializers.ValidationError({key: [message] for key in wrong})
+        pairs: dict[str, str] = super().run_child_validation(data)
+        return pairs
+
+
 class RunInput(CamelSerializer):
     message = StrictCharField(
         min_length=1,
@@ -242,3 +274,44 @@ class RunInput(CamelSerializer):
         help_text="A finished run of the chat, whose place the new run takes: that run and all after it are replaced. "
         "It may also be one that `onActiveRun: cancel` ends now.",
     )
+
+
+class TurnSerializer(CamelSerializer):
+    """Needs a turn of ``services.turns_of``."""
+
+    index = serializers.IntegerField(min_value=1, help_text="The number of the turn, from 1.")
+    model = serializers.CharField(help_text="The model that answered.")
+    finish_reason = serializers.CharField(help_text="Why the model stopped: `stop`, `tool_calls` or `length`.")
+    input_tokens = serializers.IntegerField(min_value=0, help_text="All tokens that were sent to the model.")
+    cached_input_tokens = serializers.IntegerField(
+        min_value=0, source="cached_tokens", help_text="Those of them that the provider read from its cache."
+    )
+    output_tokens = serializers.IntegerField(min_value=0, help_text="The tokens of the model's answer.")
+    reasoning_tokens = serializers.IntegerField(min_value=0, help_text="Those of them that were reasoning.")
+    credit_used = CreditsNumberField(source="cost", help_text="What the turn cost, without its tool calls, in credits.")
+    reasoning = serializers.SerializerMethodField(
+        help_text="The beginning of the text of the model's reasoning; null if the provider gives none."
+    )
+    started_at = TimestampField(help_text="When the model was asked.")
+    finished_at = TimestampField(help_text="When its answer was complete.")
+
+    def get_reasoning(self, turn: Any) -> str | None:
+        return reasoning_text(turn.shown_reasoning or ())[:REASONING_SHOWN_CHARS] or None
+
+
+def reasoning_text(items: Iterable[Any]) -> str:
+    """Of ``Turn.reasoning``. Empty if the provider gave only encrypted items."""
+    return "\n\n".join(_texts(items)).strip()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        # ``runs.llm.http`` keeps an item with its place in the turn.
+        item = value["item"] if isinstance(value.get("item"), dict) else value
+        for field in REASONING_FIELDS:
+            yield from _texts(item.get(field))
+    elif isinstance(value, Iterable):
+        for part in value:
+            yield from _texts(part)

@@ -22,7 +22,6 @@ from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
-from runs.catalogue.offered import check_offered
 from runs.invocations import CallResultInput
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
@@ -212,7 +211,7 @@ def _start_run(
     id of a run, whose message and attachments are those of a request without a ``message``.
     """
     given = catalogue.find_agent(agent) if agent is not None else None
-    check_offered(agent, given, model, tools, columns.get("client_tools"))
+    catalogue.check_offered(agent, given, model, tools, columns.get("client_tools"))
     replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None
     before = replaced.user_message_id if replaced is not None else None
     if message is None:

@@ -3,10 +3,9 @@ from django.urls import URLPattern, path
 
 from runs import views
 from runs.admin import person, reports
-from runs.callbacks import receive
-from runs.downloads import serve_file
 from runs.fronts.ag_ui.views import AgUiViewSet
 from runs.fronts.ai_sdk.views import AiSdkViewSet
+from runs.links import receive_callback, serve_file
 from runs.mcp.views import McpViewSet
 from runs.pages import show_front, show_playground
 from runs.streams.views import StreamViewSet
@@ -54,5 +53,5 @@ staff = [
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
 rpc = [
     path("api/mcp", McpViewSet.as_view({"post": "handle"})),
-    path("api/callbacks/<str:token>", receive),
+    path("api/callbacks/<str:token>", receive_callback),
 ]

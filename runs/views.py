@@ -27,11 +27,11 @@ from runs.serializers import (
     RunInput,
     RunSerializer,
     RunSummarySerializer,
+    TurnSerializer,
     run_without_text,
     waitpoint_without_text,
 )
 from runs.tools.schema import one_check_of
-from runs.turns import TurnSerializer
 from runs.waitpoints import ANSWERS, WaitpointSerializer
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(

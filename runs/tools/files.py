@@ -1,6 +1,6 @@
 """Files that tools make: stored with Django's storage API, in one folder for each call.
 
-``runs.downloads`` serves them at an address that only the run's owner gets. It names the call and an unguessable
+``runs.links`` serves them at an address that only the run's owner gets. It names the call and an unguessable
 token, which is also a part of the path, so that old addresses stay valid after a change of SECRET_KEY.
 """
 

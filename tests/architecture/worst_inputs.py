@@ -28,7 +28,7 @@ from runs.invocations import ClientToolInput
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.mcp.tools import NewChatInput
-from runs.metadata import METADATA_KEY
+from runs.serializers import METADATA_KEY
 from runs.tools import base, callbacks, files
 from runs.tools import http as http_tool
 from runs.tools.builtin import draw_chart, web_fetch
@@ -200,7 +200,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/wire.py: LONE_SURROGATE": around(wire.join_surrogates, EVENT // 6, "\ud800", "\udc00", "\udc00\ud800"),
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
-    "runs/metadata.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
+    "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
     "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,
     "runs/pages.py: read_page": OUR_TEXT,

@@ -4,7 +4,7 @@ import pytest
 
 from runs import services
 from runs.models import Turn
-from runs.turns import REASONING_SHOWN_CHARS
+from runs.serializers import REASONING_SHOWN_CHARS
 
 WITH_A_CALL = '/call calculate {"expression": "6*7"}\n/reason It is simple.\n/say {result}'
 FORMS = {

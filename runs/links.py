@@ -1,0 +1,96 @@
+"""Addresses that are credentials: of parked calls, for their tools (``POST /api/callbacks/{token}``), and of the files
+that tools made (``GET /files/…``).
+"""
+
+from django.conf import settings
+from django.core.files.storage import default_storage
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+
+from chats.files import storage_errors
+from config.api import ratelimit
+from config.api.errors import answers_errors
+from config.kernel import clock
+from config.kernel.encryption import DecryptionFailed
+from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
+from config.kernel.ids import is_plausible_id
+from config.kernel.jsontext import dumps
+from config.limits.window import Bucket
+from config.telemetry import logs
+from runs import services
+from runs.models import Tool, ToolInvocation
+from runs.tools import callbacks, files
+from runs.tools.base import parse_signing_secret
+
+# Of one call, a minute.
+CALLBACKS_PER_MINUTE = 60
+
+
+@csrf_exempt
+@answers_errors("a callback failed")
+def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
+    """200 says what became of the callback, after the commit."""
+    # Django logs the path of a failed request, and this one is a credential.
+    request.path = request.path_info = callbacks.PATH
+    if request.method != "POST":
+        raise MethodNotAllowed(headers={"Allow": "POST"})
+    call_id = callbacks.call_of(token)
+    call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
+    if call is None:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound
+    ratelimit.charge_caller(request, Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
+    logs.run_id.set(call.run_id)
+    size = int(request.META.get("CONTENT_LENGTH") or 0)
+    if size > settings.TOOL_ANSWER_MAX_BYTES:
+        raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
+    body = request.read(size)
+    secret, now = _secret_of(call), clock.now().timestamp()
+    if secret and not callbacks.is_signed(request.headers, body, secret, now):
+        raise Unauthorized("The callback has no valid signature, or one that is too old.")
+    said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
+    recorded = services.record_callback(call, said)
+    became = {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}
+    return HttpResponse(dumps(became), content_type="application/json")
+
+
+def _secret_of(call: ToolInvocation) -> str:
+    """What the callbacks of the call's tool are signed with; empty if they need no signature."""
+    try:
+        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
+    except DecryptionFailed:
+        raise Unavailable from None
+    return "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
+
+
+@answers_errors("a download failed")
+def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
+    """Always a download, never a page of this origin. 404 once the chat is deleted or its user is inactive."""
+    if request.method not in ("GET", "HEAD"):
+        raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
+    try:
+        return _serve(invocation_id, token, file_name)
+    except (NotFound, FileNotFoundError):
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound from None
+
+
+def _serve(invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
+    name = files.stored_name(invocation_id, token, file_name) if is_plausible_id(invocation_id) else None
+    calls = ToolInvocation.objects.filter(pk=invocation_id, run__chat__deleted_at=None, run__user__is_active=True)
+    if name is None or not calls.exists():
+        raise NotFound
+    with storage_errors():
+        file = default_storage.open(name)
+    return FileResponse(
+        file,
+        as_attachment=True,
+        filename=file_name,
+        content_type=files.content_type(file_name),
+        headers={
+            "Cache-Control": "private, no-cache",
+            "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
