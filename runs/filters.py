@@ -111,11 +111,9 @@ def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int)
 
 @contextmanager
 def limited(query: MultiValueDict[str, str]) -> Iterator[None]:
-    """Filters that together need longer than SECONDS on PostgreSQL are a ValidationFailed. Lists without filters, which
-    read one index, need no transaction for the limit.
-    """
+    """Filters that together need longer than SECONDS on PostgreSQL are a ValidationFailed."""
     if not any(name in READERS or name.startswith(METADATA) for name in query):
-        yield
+        yield  # a list without filters reads one index
         return
     try:
         with transaction.atomic():

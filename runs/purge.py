@@ -82,7 +82,7 @@ def prune_events() -> int:
 
 
 def _due(before: datetime) -> Iterator[str]:
-    """The runs. Ids sort by creation time, so the index skips the events of younger runs, which are nearly all."""
+    """The runs. The index skips the events of younger runs, which are nearly all: ids sort by creation time."""
     due = RunEvent.objects.filter(
         run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
     )

@@ -16,7 +16,6 @@ from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminDecimalFieldWidget,
     UnfoldAdminIntegerFieldWidget,
-    UnfoldAdminPasswordWidget,
     UnfoldAdminSelectWidget,
     UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
@@ -221,11 +220,9 @@ class ImportForm(forms.Form):
         widget=UnfoldAdminTextInputWidget,
         help_text="The server's streamable-HTTP address.",
     )
-    headers = forms.CharField(
-        required=False,
+    headers = SecretField(
         label="Secret headers",
-        max_length=10_000,
-        widget=UnfoldAdminPasswordWidget,
+        max_length=rules.HEADERS_MAX_CHARS,
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty: none, and known tools keep theirs.',
     )
     names_begin_with = forms.CharField(

@@ -1,8 +1,4 @@
-"""The models, tools and agents that runs may use, cached in each process.
-
-Every turn and every call needs them and the rows change rarely, so a process reads them at most once in
-``MAX_AGE_SECONDS``.
-"""
+"""The models, tools and agents that runs may use, cached in each process: they change rarely, and each turn needs them."""
 
 import logging
 import math
@@ -77,10 +73,8 @@ _forgotten_at = 0.0
 
 
 def read() -> Catalogue:
-    """The enabled models, tools and agents, at most twice ``MAX_AGE_SECONDS`` old.
-
-    Of all threads that find them older than once that time, one reads them. Until it has, the others use the older
-    ones.
+    """The enabled models, tools and agents. Of the threads that find them older than ``MAX_AGE_SECONDS``, one reads
+    them; until it has, the others use older ones, up to twice that age.
     """
     current = _current
     age = math.inf if current is None else time.monotonic() - current.read_at
@@ -95,9 +89,7 @@ def read() -> Catalogue:
 
 
 def remembered() -> Catalogue:
-    """The cached catalogue, however old. For the event loop of a worker, which must not query the database: the
-    worker's heartbeat refreshes the cache.
-    """
+    """The cached catalogue, however old: for a worker's event loop, which must not query the database."""
     return _current if _current is not None else Catalogue({}, {})
 
 
@@ -132,7 +124,6 @@ def find_models(requested: str | None, resolved: str | None) -> list[ModelDefini
 
 
 def models_of(run: Run) -> list[ModelDefinition]:
-    """``find_models`` for a run."""
     return find_models(requested_model(run, version_of(run.agent)), run.resolved_model)
 
 
@@ -228,9 +219,7 @@ def _version(name: str, number: int) -> AgentVersion:
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
-    """The definitions of the rows by name, without those that cannot be read, which are logged, so that only what uses
-    them fails.
-    """
+    """The definitions of the rows by name. Those that cannot be read are logged, so that only what uses them fails."""
     what, found = rows.model._meta.verbose_name, dict[str, T]()
     try:
         read = list(rows.order_by("name"))

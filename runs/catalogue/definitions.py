@@ -1,5 +1,5 @@
-"""A model of the catalogue as the engine and the API see it: its row, its provider's server, and its dialect, which is
-what a server or a model wants otherwise than its protocol says: profiles by provider and model, and what staff set.
+"""A model of the catalogue as the engine and the API see it, with its dialect: what its server or the model wants
+otherwise than the protocol says, by profiles and by what staff set.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
 NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
 # claude-3-5-haiku-20241022, claude-opus-4-20250514, claude-opus-4-7, claude-sonnet-5, claude-mythos-preview
 CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
-
-
 HOSTS: dict[str, dict[str, Any]] = {
     "api.deepseek.com": {"reasoning_back": True, "image_input": False},
     "api.mistral.ai": {
@@ -110,7 +108,7 @@ def _claude_since(model: str, *version: int) -> bool:
 
 
 def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> Dialect:
-    """The dialect of a model: its profile, and over it what staff set. Raises ValueError as ``check_dialect``."""
+    """The model's profile, and over it what staff set. Raises ValueError."""
     given = {NAMES[name]: value for name, value in check_dialect(own).items()}
     return Dialect(**_profile(server, provider_model) | given)
 
@@ -126,7 +124,7 @@ CHECKS = {camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for fi
 
 
 def check_dialect(value: Any) -> dict[str, Any]:
-    """``value``, if it is an object of the names of ``Dialect``, each with a value of its type. As ``check_names``."""
+    """As ``check_names``."""
     return check_names(value, CHECKS)
 
 

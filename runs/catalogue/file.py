@@ -1,6 +1,5 @@
-"""The catalogue as a YAML file: ``apply`` brings the tables to what a file says, ``export`` writes such a file.
-
-A mistake anywhere changes nothing, and is told with its line and field. Secrets are never written or told.
+"""The catalogue as a YAML file. A mistake in it changes nothing, and is told with its line and field. Secrets are never
+written or told.
 """
 
 import logging
@@ -38,7 +37,7 @@ EXACT = {"parameters", "input_schema", "output_schema"}
 
 
 class CatalogueError(ValueError):
-    """The file cannot be applied. Nothing is changed."""
+    """The file cannot be applied."""
 
 
 class Work:
@@ -168,8 +167,8 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
-    """The line where the file lists the row of this name, and the fields in which the row differs from the file; None
-    if the file does not list it. Raises CatalogueError. Changes nothing.
+    """The line where the file lists the row of this name, and the fields in which they differ; None if it does not list
+    it. Raises CatalogueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
     found = work.read(key, entry) if key in work.data else {}

@@ -34,12 +34,10 @@ class Imported:
 
 
 def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
-    """Add the tools of the server at ``url``, and update what it says of those that are known: title, description and
-    input schema.
+    """Add the tools of the server at ``url``, and update what it says of those that are known.
 
     ``headers`` is the JSON text of secret headers; without it, known tools keep theirs. ``price``, in micro-credits,
-    and ``enabled`` are of new tools; a known tool keeps whatever staff decide. Raises ValueError, with a message for
-    staff, if the server does not answer with a list of tools.
+    and ``enabled`` are of new tools. Raises ValueError, for staff, if the server does not answer with a list of tools.
     """
     if not is_address(url):
         raise ValueError("Use an http(s) address without credentials.")

@@ -1,6 +1,4 @@
-"""A model's parameters: what a request to it sets beside its messages and tools. And the schema of a run's output: JSON
-Schema of an object, within limits.
-"""
+"""Checks of a model's parameters, and of the JSON Schemas that callers send."""
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -27,16 +25,12 @@ DRAFTS = (
     "http://json-schema.org/draft-07/schema",
 )
 
-
 # What a value must be: a function that accepts it, and words for people.
 Check: TypeAlias = tuple[Callable[[Any], bool], str]
 
 
 def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """``value``, if it is an object of the names of ``checks``, each with a value that its check accepts.
-
-    Raises ValueError with a message for people.
-    """
+    """``value``, if it is an object whose names have ``checks`` that accept its values. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("A JSON object is required.")
     for name, given in value.items():
@@ -85,7 +79,7 @@ CHECKS: dict[str, Check] = {
 
 
 def check_output_schema(schema: Any) -> None:
-    """Raises ValueError with a message for people. Waits for another process."""
+    """As ``check_sent_schema``."""
     if not isinstance(schema, dict):
         raise ValueError("A JSON Schema of an object is required.")
     if schema.get("type") != "object":
@@ -97,11 +91,10 @@ def check_sent_schema(schema: dict[str, Any]) -> None:
     """A schema of a request. Raises ValueError with a message for people. Waits for another process."""
     if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
         raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
-    most = OUTPUT_SCHEMA_MAX_BYTES
     if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:
         raise ValueError(f"The schema is nested more than {OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
-    if len(to_text(schema).encode()) > most:
-        raise ValueError(f"The schema may have at most {most} bytes.")
+    if len(to_text(schema).encode()) > OUTPUT_SCHEMA_MAX_BYTES:
+        raise ValueError(f"The schema may have at most {OUTPUT_SCHEMA_MAX_BYTES} bytes.")
     check_schema(schema)
 
 

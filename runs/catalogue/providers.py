@@ -14,9 +14,8 @@ from runs.tools.base import is_address, parse_headers, secrets_in
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A protocol. ``adapter`` is the dotted name of a ``runs.llm.base.ModelClient`` class.
-
-    ``is_offline``: it has no address, and its count of tokens is this service's own estimate.
+    """A protocol. ``adapter`` is a ``runs.llm.base.ModelClient``. ``is_offline``: it has no address, and its count of
+    tokens is this service's own estimate.
     """
 
     label: str
@@ -64,8 +63,6 @@ ENVIRONMENT = {
     "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
     "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
 }
-
-
 NO_KEY = "Its key is missing."
 
 

@@ -29,7 +29,7 @@ OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
 class MalformedYAML(ValueError):
-    """The text is not the expected YAML. The message is for people and does not quote the text."""
+    """The message is for people and does not quote the text."""
 
     def __init__(self, message: str, line: int) -> None:
         self.message, self.line = message, line
