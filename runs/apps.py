@@ -29,10 +29,8 @@ def _resume_paid(sender: type, user_id: int, **kwargs: Any) -> None:
 
 @register("catalogue", deploy=True)
 def check_models(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """The catalogue for production. Nothing without a database with tables: other checks and the release report that.
-
-    Django's tag ``database`` would leave it out without ``--database``, and the release checks before the first
-    migration.
+    """Nothing without a database with tables: the release checks before the first migration. Django's tag ``database``
+    would leave it out without ``--database``.
     """
     from runs.models import AgentModel
 

@@ -1,6 +1,4 @@
-"""The error codes of runs and of tool calls, and the reasons why models fail, each with a sentence for staff. What a
-caller reads is the message that is given where the error is raised.
-"""
+"""The error codes of runs and tool calls, and the reasons why models fail, each with a sentence for staff."""
 
 from enum import StrEnum
 from typing import Self

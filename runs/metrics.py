@@ -90,8 +90,8 @@ def gauges() -> Iterator[Gauge]:
     counts = {(state,): float(count) for state, count in live.items()}
     help = (
         "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user. "
+        "A parked run awaits the outcome of tool calls, without a worker."
     )
-    help += "A parked run awaits the outcome of tool calls, without a worker."
     yield Gauge("runs", help, counts, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})
     workers = Worker.objects.filter(expires_at__gte=clock.now()).count()

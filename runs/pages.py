@@ -1,6 +1,4 @@
-"""Pages for people beside the admin: ``/``, with links to what the service has, and ``/playground``, which uses only
-the public API and whose scripts and styles are in runs/static/playground.
-"""
+"""Pages beside the admin: ``/`` and the playground, which uses only the public API (runs/static/playground)."""
 
 import re
 from base64 import b64encode
@@ -15,6 +13,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from config.api.views import PAGE_POLICY
 from config.kernel.ids import is_plausible_id
 
 LINKS = (
@@ -39,8 +38,7 @@ def read_page(playground: bool) -> tuple[str, str]:
     page = render_to_string("runs/front.html", {"links": [*([PLAYGROUND] if playground else []), *LINKS]})
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     digest = b64encode(sha256(style.encode()).digest()).decode()
-    allowed = f"style-src 'sha256-{digest}'"
-    return page, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return page, PAGE_POLICY.replace("'self'", f"'sha256-{digest}'")
 
 
 @never_cache

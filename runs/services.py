@@ -163,15 +163,13 @@ def find_chat_with_user(username: str, chat_id: str) -> Chat | None:
 
 
 def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
-    """The user's message and the run that answers it, queued. ``asked`` are the arguments of ``_start_run``.
-
-    One statement writes all of it, and only if the chat is as it was read. So it needs neither a transaction nor a
-    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033). ``read``
+    """The user's message and the run that answers it, queued. ``asked`` are the arguments of ``_start_run``; ``read``
     is what ``find_chat_with_user`` has found.
 
-    Raises ValidationFailed for an agent, model or tool that is not offered or an attachment that can't be used,
-    RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such
-    chat.
+    One statement writes all of it, and only if the chat is as it was read. So it needs neither a transaction nor a
+    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033). Raises
+    ValidationFailed for an agent, model or tool that is not offered or an attachment that can't be used, RunInProgress,
+    Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such chat.
     """
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
@@ -265,10 +263,7 @@ def _start_run(
 
 
 def _replaced(chat: Chat, run_id: str, on_active_run: str) -> Run:
-    """The run of the chat that a new one replaces. One that ``on_active_run`` cancels need not have ended before.
-
-    Raises NotFound, RunInProgress.
-    """
+    """The run of the chat that a new one replaces. One that ``on_active_run`` cancels need not have ended before."""
     run = Run.objects.filter(pk=run_id, chat=chat).first() if is_plausible_id(run_id) else None
     if run is None:
         raise NotFound("The chat has no such run to replace.")

@@ -3,6 +3,7 @@ from django.urls import URLPattern, path
 
 from runs import views
 from runs.admin import person, reports
+from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.fronts.ag_ui.views import AgUiViewSet
 from runs.fronts.ai_sdk.views import AiSdkViewSet
 from runs.links import receive_callback, serve_file
@@ -14,6 +15,7 @@ from runs.streams.views import StreamViewSet
 def routes(surface: str) -> list[URLPattern]:
     on = {"surface": surface}
     runs, waitpoints, calls = views.RunViewSet, views.WaitpointViewSet, views.ToolInvocationViewSet
+    listed = views.CatalogueViewSet
     return [
         path("runs", runs.as_view({"get": "list"}, **on)),
         path("runs/<str:runId>", runs.as_view({"get": "retrieve"}, **on)),
@@ -25,9 +27,9 @@ def routes(surface: str) -> list[URLPattern]:
         path("waitpoints/<str:waitpointId>/respond", waitpoints.as_view({"post": "respond"}, **on)),
         path("tool-invocations/<str:toolInvocationId>", calls.as_view({"get": "retrieve"}, **on)),
         path("tool-invocations/<str:toolInvocationId>/result", calls.as_view({"post": "submit"}, **on)),
-        path("models", views.ModelViewSet.as_view({"get": "list"}, **on)),
-        path("agents", views.AgentViewSet.as_view({"get": "list"}, **on)),
-        path("tools", views.ToolViewSet.as_view({"get": "list"}, **on)),
+        path("models", listed.as_view({"get": "list"}, rows="models", serializer_class=ModelSerializer, **on)),
+        path("agents", listed.as_view({"get": "list"}, rows="agents", serializer_class=AgentSerializer, **on)),
+        path("tools", listed.as_view({"get": "list"}, rows="tools", serializer_class=ToolSerializer, **on)),
         path("ai-sdk/chat", AiSdkViewSet.as_view({"post": "create"}, **on)),
         path("ai-sdk/chat/<path:chatKey>/stream", AiSdkViewSet.as_view({"get": "stream"}, **on)),
         path("ai-sdk/chat/<path:chatKey>/messages", AiSdkViewSet.as_view({"get": "messages"}, **on)),

@@ -1,6 +1,6 @@
 """Runs, waitpoints and the catalogue. ``runs.urls`` serves each class on both surfaces."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
@@ -19,7 +19,6 @@ from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
 from runs import catalogue, services
-from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.filters import PARAMETERS, filtered, limited
 from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.models import Run, Waitpoint
@@ -178,10 +177,10 @@ class TurnViewSet(ServiceViewSet):
         return Response({"items": self.get_serializer(turns, many=True).data, "nextCursor": None})
 
 
-class CatalogueActions(ServiceViewSet):
-    """The whole catalogue as one page. ``rows``: the name of a part of it."""
+class CatalogueViewSet(ServiceViewSet):
+    """A part of the catalogue as one page: its route gives the name of the part, and the serializer."""
 
-    rows: ClassVar[str]
+    rows = ""
     required_scopes = {"list": "runs:read"}
     pagination_class = OnePage
 
@@ -191,15 +190,3 @@ class CatalogueActions(ServiceViewSet):
     def list(self, request: Request) -> Response:
         rows = getattr(catalogue.read(), self.rows).values()
         return Response({"items": self.get_serializer_class()(rows, many=True).data, "nextCursor": None})
-
-
-class ModelViewSet(CatalogueActions):
-    serializer_class, rows = ModelSerializer, "models"
-
-
-class AgentViewSet(CatalogueActions):
-    serializer_class, rows = AgentSerializer, "agents"
-
-
-class ToolViewSet(CatalogueActions):
-    serializer_class, rows = ToolSerializer, "tools"

@@ -56,9 +56,7 @@ class Did:
 @dataclass(frozen=True)
 class Action:
     """``apply`` (request, row or None, cleaned data) makes the change. It returns None if there was nothing to do, and
-    raises DomainError to refuse. ``permission``: ``app.codename``.
-
-    ``about``: "one" row, "some" rows of the list or one, or "none" for an action that creates a row.
+    raises DomainError to refuse. ``about``: "one" row, "some" rows of the list or one, or "none" for a new row.
     """
 
     name: str

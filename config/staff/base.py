@@ -52,11 +52,9 @@ class ReadOnly:
 
 
 class StaffAdmin(ModelAdmin):
-    """A list in the order of the primary key, newest first. A search uses indexed columns only.
-
-    Ids are in the order of creation, so the index of the primary key gives the order. Columns without an index cannot
-    be sorted by. Only the fields of ``list_filter`` and ``url_lookups`` can be filtered by: any other filter would let
-    staff guess hidden values letter by letter.
+    """A list in the order of creation, newest first: by ids, whose index gives the order. Searches use indexed columns
+    only. Only the fields of ``list_filter`` and ``url_lookups`` can be filtered by: any other filter would let staff
+    guess hidden values letter by letter.
     """
 
     ordering: ClassVar[Any] = ("-pk",)
@@ -85,8 +83,9 @@ class StaffAdmin(ModelAdmin):
         prefix, mark, _ = word.partition("_")
         if mark and prefix in self.id_fields:
             return Q(**{self.id_fields[prefix]: word})
-        if not hasattr(self.model, self.user_field) or (mark and prefix == getattr(self.opts.pk, "prefix", None)):
-            return Q(pk=word)
+        own = getattr(self.opts.pk, "prefix", None)
+        if not hasattr(self.model, self.user_field) or (mark and prefix == own):
+            return Q(pk=word) if own else NOTHING
         return Q(**{f"{self.user_field}__in": users_named(word)})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

@@ -1,6 +1,5 @@
 """Form fields of the admin."""
 
-from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -91,15 +90,3 @@ class ForgetField(forms.BooleanField):
 
     def __init__(self, what: str) -> None:
         super().__init__(required=False, label=f"Delete the stored {what}")
-
-
-def fits(check: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """A validator that shows the ValueError of ``check``."""
-
-    def validate(value: Any) -> None:
-        try:
-            check(value)
-        except ValueError as error:
-            raise ValidationError(str(error)) from None
-
-    return validate

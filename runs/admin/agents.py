@@ -159,8 +159,7 @@ class AgentAdmin(CatalogueAdmin):
     table = "agents"
     form = AgentForm
     list_display = ("name", "display_name", "version", "enabled")
-    view_fields = ("name", "display_name", "description", "enabled", "version")
-    shown = ("content",)
+    view_fields = ("name", "display_name", "description", "enabled", "version", "content")
     actions_detail = ("versions", "playground")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:

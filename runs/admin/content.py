@@ -1,6 +1,5 @@
-"""The content of a run: messages, inputs and outputs of turns and tools, questions and answers.
-
-It belongs to the user. No other page of the admin shows it, and ``RunAdmin.content`` logs each access.
+"""The content of a run, which belongs to the user: no other page of the admin shows it, and ``RunAdmin.content`` logs
+each access.
 """
 
 from collections import defaultdict

@@ -1,7 +1,5 @@
-"""The admin of users: their list, and the page of each with credits, runs, failures, keys, webhooks and actions.
-
-A page takes a fixed number of queries, each of a few rows that an index has in this order. It shows no text of the
-user.
+"""The admin of users. The page of each takes a fixed number of queries, each of a few rows that an index has in this
+order, and shows no text of the user.
 """
 
 import time
@@ -15,7 +13,7 @@ from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as PlainUserAdmin
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
@@ -26,7 +24,7 @@ from apikeys.models import ApiKey
 from config.kernel import money
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import amount, list_links, page_of, user_link, users_named
+from config.staff.base import amount, list_links, page_of, user_link
 from credits import statement
 from credits.models import CHARGES, Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
@@ -102,6 +100,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
     search_help_text = "A user's name, e-mail address or id"
     list_display = ("name", "email", "is_staff", "is_active", "date_joined", "last_login")
     list_display_links = None
+    user_field = "pk"
     list_filter = ("is_staff", "is_superuser", "is_active")
     staff_actions = (
         Action(
@@ -153,9 +152,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
     @admin.display(description="name")
     def name(self, user: User) -> str:
         return user_link(user)
-
-    def find(self, word: str) -> Q:
-        return Q(pk__in=users_named(word))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         # A name is a ``sub``, which the identity provider gives.

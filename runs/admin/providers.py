@@ -14,10 +14,11 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
-from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
+from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
+from runs.catalogue.fields import fits
 from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
 from runs.llm.base import ModelError
@@ -85,8 +86,7 @@ class ProviderAdmin(CatalogueAdmin):
     unread = ("api_key", "headers")
     list_display = ("name", "kind", "key", "base_url", "enabled")
     actions_detail = ("test",)
-    view_fields = tuple(ProviderForm.Meta.fields)
-    shown = ("key",)
+    view_fields = (*ProviderForm.Meta.fields, "key")
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
     fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
 

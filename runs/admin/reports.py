@@ -1,8 +1,7 @@
-"""Reports for staff: what was spent by user, agent, tool or model over some days, as a table, a chart and CSV.
-
-All of them count the same rows: the charges (CAPTURE and USAGE) of these days of UTC. Refunds are not subtracted. Users
-and tools come from the totals by day; models and agents from the rows. The cost is an estimate: the charge times what
-the catalogue now says that the provider gets of it.
+"""Reports for staff: what was spent by user, agent, tool or model over some days. All of them count the same rows: the
+charges (CAPTURE and USAGE) of these days of UTC. Refunds are not subtracted. Users and tools come from the totals by
+day; models and agents from the rows. The cost is an estimate: the charge times what the catalogue now says that the
+provider gets of it.
 """
 
 import csv

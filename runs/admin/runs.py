@@ -14,7 +14,6 @@ from chats.models import Chat, Message
 from config.api.authentication import DEMO_USER
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import (
-    NOTHING,
     ReadOnly,
     StaffAdmin,
     choice_filter,
@@ -183,12 +182,7 @@ class OfRun(ReadOnly, StaffAdmin):
     """A search finds rows by the id of their run, or by their own."""
 
     search_help_text = "A run's id, or the row's own"
-    prefix = ""
-
-    def find(self, word: str) -> Q:
-        if word.startswith("run_"):
-            return Q(run_id=word)
-        return Q(pk=word) if self.prefix and word.startswith(f"{self.prefix}_") else NOTHING
+    id_fields = {"run": "run_id"}
 
 
 @admin.register(Turn)
@@ -203,7 +197,6 @@ class TurnAdmin(OfRun):
 
 @admin.register(ToolInvocation)
 class ToolInvocationAdmin(OfRun):
-    prefix = "inv"
     state = status_column(InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     fields = (
@@ -222,7 +215,6 @@ class ToolInvocationAdmin(OfRun):
 
 @admin.register(Waitpoint)
 class WaitpointAdmin(OfRun):
-    prefix = "wp"
     state = status_column(WaitpointStatus)
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")

@@ -1,7 +1,5 @@
-"""The timeline of one run for its page in the admin: what happened, when, how long it took and what it cost.
-
-It takes a fixed number of queries, each of at most ROWS_MAX rows. It has no message, input or result (see
-``content.py``).
+"""The timeline of one run for its page in the admin, by a fixed number of queries, each of at most ROWS_MAX rows. It
+has no message, input or result (see ``content.py``).
 """
 
 import json

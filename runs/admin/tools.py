@@ -27,9 +27,10 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
-from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, fits
+from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField
 from runs import catalogue
 from runs.catalogue import file, rules
+from runs.catalogue.fields import fits
 from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
@@ -89,18 +90,12 @@ class CatalogueAdmin(ListedAdmin):
     ordering = ("name",)
     search_fields = ()
     list_disable_select_all = False
-    # For staff who may view but not change: the fields of the model, and the columns that are computed.
+    # For staff who may view but not change.
     view_fields: ClassVar[tuple[str, ...]] = ()
-    shown: ClassVar[tuple[str, ...]] = ()
-
-    def only_views(self, request: HttpRequest, row: Any) -> bool:
-        return row is not None and bool(self.view_fields) and not self.has_change_permission(request, row)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return (*self.view_fields, *self.shown) if self.only_views(request, obj) else super().get_fields(request, obj)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.shown if self.only_views(request, obj) else ()
+        may_change = obj is None or self.has_change_permission(request, obj)
+        return super().get_fields(request, obj) if may_change or not self.view_fields else self.view_fields
 
 
 @receiver((post_save, post_delete), sender=Provider)
@@ -255,7 +250,7 @@ class ToolAdmin(CatalogueAdmin):
     actions_list = ("import_tools",)
     actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "secret", "signed", "enabled")
-    view_fields = tuple(name for name in ToolForm.Meta.fields if name != "price")
+    view_fields = (*(name for name in ToolForm.Meta.fields if name != "price"), "credits", "secret", "signed")
     # Each is shown for the types of tools that use it.
     conditional_fields: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -267,7 +262,6 @@ class ToolAdmin(CatalogueAdmin):
         ),
         "remote_name": "node_type == 'mcp'",
     }
-    shown = ("credits", "secret", "signed")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # The next migration would add the row again, enabled. Staff disable it instead.

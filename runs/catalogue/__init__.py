@@ -1,4 +1,4 @@
-"""The models, tools and agents that runs may use, cached in each process: they change rarely, and each turn needs them."""
+"""The models, tools and agents that runs may use, cached in each process: they change rarely."""
 
 import logging
 import math

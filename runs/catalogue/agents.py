@@ -10,7 +10,7 @@ from config.api.serializers import StrictIntegerField
 from config.kernel.jsontext import same_json
 from runs import catalogue
 from runs.catalogue import rules
-from runs.catalogue.fields import Names, Object, OneOf, Text, by
+from runs.catalogue.fields import Names, Object, OneOf, Text, fits
 from runs.catalogue.parameters import check_output_schema, check_parameters
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 
@@ -93,11 +93,11 @@ class Columns(serializers.Serializer):
     instructions = Text(max_length=AGENT_INSTRUCTIONS_MAX_CHARS, allow_blank=True)
     model = Text(allow_null=True)
     tools = Names(max_length=TOOLS_MAX, allow_null=True)
-    parameters = Object(**by(check_parameters))
+    parameters = Object(validators=[fits(check_parameters)])
     credit_approval_threshold = StrictIntegerField(min_value=0, allow_null=True)
     max_credits = StrictIntegerField(min_value=1, allow_null=True)
     on_credits_exhausted = OneOf(OnCreditsExhausted.choices)
-    output_schema = Object(allow_null=True, **by(check_output_schema))
+    output_schema = Object(allow_null=True, validators=[fits(check_output_schema)])
 
     def validate_name(self, name: str) -> str:
         if not rules.TOOL_NAME.fullmatch(name):

@@ -23,7 +23,7 @@ from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, fields, rules
 from runs.catalogue.definitions import check_dialect
-from runs.catalogue.fields import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, by, variables_of
+from runs.catalogue.fields import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, fits, variables_of
 from runs.catalogue.parameters import check_parameters
 from runs.catalogue.providers import KINDS
 from runs.catalogue.yaml import Path
@@ -206,8 +206,8 @@ class ModelEntry(Entry):
     output_price = _price(source="price_out")
     cached_input_price = _price(source="price_cached_in", **OPTIONAL)
     cache_write_price = _price(source="price_cache_write", **OPTIONAL)
-    parameters = Object(**by(check_parameters))
-    dialect = Object(**by(check_dialect))
+    parameters = Object(validators=[fits(check_parameters)])
+    dialect = Object(validators=[fits(check_dialect)])
     fallbacks = fields.Names(required=False, max_length=rules.FALLBACKS_MAX)
     queryset = AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
 
@@ -250,13 +250,13 @@ class ModelEntry(Entry):
 class ToolEntry(Entry):
     node_type = OneOf(list(TYPES))
     url = Address(required=False, allow_blank=True)
-    input_schema = Object(**by(check_schema))
+    input_schema = Object(validators=[fits(check_schema)])
     price = _price()
     timeout_seconds = StrictNumberField(
         min_value=rules.TIMEOUT_MIN_SECONDS, max_value=rules.TIMEOUT_MAX_SECONDS, **OPTIONAL
     )
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
-    signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, **by(parse_signing_secret))
+    signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, validators=[fits(parse_signing_secret)])
     park_seconds = fields.Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
     cancel_url = Address(required=False, allow_blank=True)
     addresses = ("url", "cancel_url")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.core.exceptions import ValidationError
 from rest_framework import serializers
 
 from config.api.serializers import BoundedListField, StrictCharField, StrictIntegerField
@@ -46,9 +47,16 @@ def checked(check: Callable[[Any], Any], value: Any) -> Any:
         raise serializers.ValidationError(str(error)) from None
 
 
-def by(check: Callable[[Any], Any]) -> dict[str, Any]:
-    """The option of a field whose value ``check`` must accept."""
-    return {"validators": [lambda value: checked(check, value)]}
+def fits(check: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A validator for fields of forms and of serializers, which shows the ValueError of ``check``."""
+
+    def validate(value: Any) -> None:
+        try:
+            check(value)
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
+
+    return validate
 
 
 class Text(StrictCharField):

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField
 from runs import catalogue
-from runs.catalogue.fields import Object, by
+from runs.catalogue.fields import Object, fits
 from runs.catalogue.parameters import check_output_schema, check_sent_schema
 
 OUTPUT_SCHEMA = {
@@ -26,7 +26,7 @@ class SentSchemaField(Object):
     default_error_messages: ClassVar = {"not_a_dict": "A JSON Schema of an object is required."}
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": True} | kwargs | by(self.check))
+        super().__init__(**{"required": True, "validators": [fits(self.check)]} | kwargs)
 
 
 @extend_schema_field(OUTPUT_SCHEMA)

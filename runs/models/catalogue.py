@@ -22,7 +22,6 @@ PROVIDER_COST = Q(provider_cost_percent=None) | Q(
 
 
 def provider_cost_field() -> "models.FloatField[Any, Any]":
-    """What the provider gets of what users pay; None: not known."""
     return models.FloatField(
         "provider's cost in percent",
         null=True,

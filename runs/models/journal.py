@@ -1,6 +1,4 @@
-"""The journal of a run: its turns, tool invocations and waitpoints. A worker that takes the run over continues from it.
-Only ``runs.lifecycle`` writes a status.
-"""
+"""The journal of a run, from which a worker that takes it over continues. Only ``runs.lifecycle`` writes a status."""
 
 from django.db import models
 from django.db.models import Q
@@ -245,12 +243,9 @@ class ToolInvocation(ProtectedModel):
 
 
 class Waitpoint(ProtectedModel):
-    """A question about one invocation, whose answer by the user the run waits for.
-
-    A call of ``ask_user`` that needs an approval has two: first the approval, then the question.
-
-    One without an invocation says that credits or budget do not reach for the next step, which ``needed``
-    micro-credits are the least for: more credits answer it too.
+    """A question about one invocation, whose answer by the user the run waits for. A call of ``ask_user`` that needs an
+    approval has two: first the approval, then the question. One without an invocation says that credits or budget do
+    not reach for the next step, which ``needed`` micro-credits are the least for: more credits answer it too.
     """
 
     id = IdField(prefix="wp")

@@ -33,7 +33,6 @@ class Awaiting(models.TextChoices):
 FINAL_RUN_STATUSES = RunStatus.all_final()
 LIVE_RUN_STATUSES = RunStatus.all_live()
 
-
 # The model by which callers find a run: the one that answered last, or the requested one until it first executes.
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
@@ -58,11 +57,9 @@ class Worker(models.Model):
 
 
 class Run(ProtectedModel):
-    """One agent execution.
-
-    While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of that
-    process: each owner increments the token, and a write with an older token changes nothing. Any worker may take over
-    a running run without ``worker_id``, unless it is ``parked``.
+    """While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of
+    that process: each owner increments the token, and a write with an older token changes nothing. Any worker may take
+    over a running run without ``worker_id``, unless it is ``parked``.
     """
 
     protected_fields = frozenset({"status", "parked", "worker_id", "lease_token"})
@@ -211,9 +208,8 @@ class Run(ProtectedModel):
 
 
 class RunMetadata(models.Model):
-    """A pair of a run's metadata, for lists that are filtered by it: written with the run and never changed.
-
-    The columns of the run are repeated here, so that one index has the pairs in the order of the list.
+    """A pair of a run's metadata, for lists that are filtered by it. The columns of the run are repeated here, so that
+    one index has the pairs in the order of the list.
     """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="metadata_pairs", db_index=False)

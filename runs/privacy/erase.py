@@ -47,11 +47,9 @@ class NotErased(Exception):
 
 
 def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
-    """Erase the person, and log it as done by ``staff``. Returns the pseudonym. Raises NotErased,
-    Unavailable without the storage, and Conflict for a staff account or a reason that has the name.
-
-    From the first step on, the person's credentials are refused. What a request that began before still adds is removed
-    too.
+    """Erase the person, whose credentials are refused from the first step on, and log it as done by ``staff``. Returns
+    the pseudonym. Raises NotErased, Unavailable without the storage, and Conflict for a staff account or a reason that
+    has the name. What a request that began before still adds is removed too.
     """
     if user.is_staff or user.is_superuser:
         raise Conflict("This is a staff account. Remove its staff status first.")

@@ -22,22 +22,16 @@ PART_BYTES = 1024 * 1024
 FOLDERS = {"chats.Attachment": files.FOLDER, "runs.ToolInvocation": tool_files.FOLDER}
 
 
-def _quiet(step: str, done: int, total: int) -> None:
-    """The rows of a chat or a run are not counted in the report."""
-
-
-def export(user: Any, report: Report = _quiet) -> Iterator[str]:
-    """Lines ``{"table": …, "row": {…}}``, and for each file ``{"file": …, "offset": …, "base64": …}`` parts.
-
-    A row is followed by the rows that belong to it. Secrets are left out. ``report`` gets the table, and how many of
-    its rows are exported, of how many.
+def export(user: Any, report: Report | None = None) -> Iterator[str]:
+    """Lines ``{"table": …, "row": {…}}``, and for each file ``{"file": …, "offset": …, "base64": …}`` parts. A row is
+    followed by the rows that belong to it. Secrets are left out.
     """
     for label, table in TABLES.items():
         if table.erasure not in tables.WITHOUT_ROWS and not any(tables.reference(label)):
             yield from _lines(label, tables.rows_of(label, user), report)
 
 
-def _lines(label: str, rows: QuerySet[Any], report: Report = _quiet) -> Iterator[str]:
+def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Iterator[str]:
     table, model = TABLES[label], tables.model_of(label)
     keys = list(rows.order_by("pk").values_list("pk", flat=True))
     for start in range(0, len(keys), BATCH):
@@ -50,11 +44,13 @@ def _lines(label: str, rows: QuerySet[Any], report: Report = _quiet) -> Iterator
             field, parent = tables.reference(child)
             if parent == label:
                 its_rows = tables.model_of(child)._base_manager.filter(**{f"{field}__in": batch})
-                yield from _lines(child, its_rows, report if label == tables.USER else _quiet)
+                # The rows of a chat or a run are not counted in the report.
+                yield from _lines(child, its_rows, report if label == tables.USER else None)
         if label == "runs.Run":
             # What the installation endpoint got of them: no other row leads to it.
             yield from _lines("webhooks.Delivery", Delivery.objects.filter(user=None, run_id__in=batch))
-        report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
+        if report is not None:
+            report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
 
 
 def _line(row: Model, hidden: frozenset[str]) -> str:
