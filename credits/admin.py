@@ -244,7 +244,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             entry.approved_at = statement.approvals([entry]).get(entry.invocation_id)
         return entry
 
-    @admin.display(description="what")
     def what(self, entry: Any) -> str:
         """The sentence, with links to what the row is about."""
         about = [("run", entry.run_id), ("call", entry.invocation_id), ("chat", entry.chat_id)]
@@ -257,7 +256,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             format_html_join(" · ", '<a href="{}">{}</a>', links),
         )
 
-    @admin.display(description="balance after")
     def balance_after(self, entry: Any) -> str:
         return "–" if entry.balance is None else amount(entry.balance)
 
@@ -269,7 +267,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             '<span class="staff-sum {}" title="{}">{}</span>', tone, money.to_text(moved), statement.signed(moved)
         )
 
-    @admin.display(description="hold")
     def hold(self, entry: LedgerEntry) -> str:
         return statement.held(entry) or "–"
 

@@ -6,11 +6,13 @@ from typing import Self
 
 class _Code(StrEnum):
     sentence: str
+    message: str
+    retried: bool
 
-    def __new__(cls, code: str, sentence: str) -> Self:
+    def __new__(cls, code: str, sentence: str, message: str = "", retried: bool = False) -> Self:
         member = str.__new__(cls, code)
         member._value_ = code
-        member.sentence = sentence
+        member.sentence, member.message, member.retried = sentence, message, retried
         return member
 
 
@@ -56,16 +58,12 @@ _CUT = "The model reached its output limit within a tool call. Make the task sma
 _TOO_MUCH = "The model's answer was too long."
 
 
-class FailureReason(StrEnum):
+class FailureReason(_Code):
     """Why a request to a model failed, for staff: a closed list that quotes nobody.
 
     A member is ``NAME = value, sentence, message for callers, whether the same model is asked again``. After a 429 it
     is, whatever the reason.
     """
-
-    sentence: str
-    message: str
-    retried: bool
 
     PROVIDER_MISSING = "provider_missing", "The provider is not set up: its kind or address is wrong.", _NOT_SET_UP
     PROVIDER_KEY_MISSING = "provider_key_missing", "The provider has no key.", _NOT_SET_UP
@@ -87,12 +85,6 @@ class FailureReason(StrEnum):
     TIME_OUT = "time_out", "The answer took longer than MODEL_TIMEOUT_SECONDS.", _SLOW
     STALLED = "stalled", "The provider sent nothing for 120 seconds.", _SLOW, True
     MODEL_FAILED = "model_failed", "The model said that it failed.", _REFUSED
-
-    def __new__(cls, value: str, sentence: str, message: str, retried: bool = False) -> Self:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.sentence, member.message, member.retried = sentence, message, retried
-        return member
 
     @property
     def code(self) -> RunError:

@@ -140,12 +140,10 @@ class EndpointAdmin(ReadOnly, WithActions):
     def condition(self, endpoint: Endpoint) -> str:
         return endpoint.state
 
-    @admin.display(description="deliveries")
     def deliveries(self, endpoint: Endpoint) -> str:
         url = reverse("admin:webhooks_delivery_changelist")
         return format_html('<a href="{}?q={}">Deliveries to this endpoint</a>', url, endpoint.pk)
 
-    @admin.display(description="receiver")
     def receiver(self, endpoint: Endpoint) -> str:
         """Without path and query: for many receivers they are the credential."""
         parts = urlsplit(endpoint.url)

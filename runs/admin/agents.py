@@ -174,7 +174,6 @@ class AgentAdmin(CatalogueAdmin):
         what = f"Version {saved.agent.version}" if saved.is_new_version else "No new version"
         return f"{what}: {', '.join(saved.changed) or 'nothing changed'}."
 
-    @admin.display(description="content")
     def content(self, agent: Agent) -> str:
         return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
 

@@ -149,7 +149,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
         ),
     )
 
-    @admin.display(description="name")
     def name(self, user: User) -> str:
         return user_link(user)
 

@@ -104,7 +104,6 @@ class RunAdmin(ReadOnly, WithActions):
     def model_used(self, run: Run) -> str:
         return run.resolved_model or run.requested_model or "–"
 
-    @admin.display(description="took")
     def took(self, run: Run) -> str:
         return span(run.finished_at - run.created_at) if run.finished_at else "–"
 

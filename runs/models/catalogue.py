@@ -63,9 +63,6 @@ class ProviderUse(models.Model):
     provider = models.CharField(max_length=64, unique=True)
     document = models.JSONField(default=dict)
 
-    def __str__(self) -> str:
-        return self.provider
-
 
 class AgentModel(models.Model):
     """A model that a run may request by ``name``. Prices are for 1,000 tokens."""
@@ -193,9 +190,6 @@ class TypicalCredits(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["kind", "name"], name="typical_credits_once_per_name")]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
 
 
 class OnCreditsExhausted(models.TextChoices):

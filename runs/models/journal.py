@@ -91,9 +91,6 @@ class CountedBeginning(models.Model):
     tokens = models.PositiveBigIntegerField()
     created_at = models.DateTimeField(db_default=Now(), db_index=True)
 
-    def __str__(self) -> str:
-        return self.digest
-
 
 class Compaction(models.Model):
     """A step of ``run`` that shortens the chat's transcript from then on: for the run's turn ``turn_index``, and for
@@ -142,9 +139,6 @@ class Compaction(models.Model):
         constraints = [models.UniqueConstraint(fields=["run", "index"], name="compaction_once_per_index")]
         indexes = [models.Index("chat", "id", name="compaction_by_chat")]
 
-    def __str__(self) -> str:
-        return f"compaction {self.index} of {self.run_id}"
-
 
 class ModelAttempt(models.Model):
     """A request to a model that failed. The attempts of a turn, or of a summary, say when which model is asked next."""
@@ -174,9 +168,6 @@ class ModelAttempt(models.Model):
                 fields=["run", "turn_index", "compaction", "number"], name="model_attempt_once_per_number"
             )
         ]
-
-    def __str__(self) -> str:
-        return f"attempt {self.turn_index}.{self.number} of {self.run_id}"
 
     @property
     def step(self) -> str:

@@ -222,9 +222,6 @@ class RunMetadata(models.Model):
         constraints = [models.UniqueConstraint(fields=["run", "key"], name="run_metadata_once_per_key")]
         indexes = [models.Index("user", "key", "value", "created_at", "run", name="run_metadata_by_value")]
 
-    def __str__(self) -> str:
-        return f"{self.key} of {self.run_id}"
-
     @classmethod
     def of(cls, run: Run) -> "list[RunMetadata]":
         columns = {"run": run, "user_id": run.user_id, "created_at": run.created_at}
@@ -266,6 +263,3 @@ class ClientRun(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["chat", "key"], name="client_run_once_per_key")]
-
-    def __str__(self) -> str:
-        return f"{self.run_id} of a client"
