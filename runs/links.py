@@ -69,20 +69,16 @@ def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: 
     """Always a download, never a page of this origin. 404 once the chat is deleted or its user is inactive."""
     if request.method not in ("GET", "HEAD"):
         raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
-    try:
-        return _serve(invocation_id, token, file_name)
-    except (NotFound, FileNotFoundError):
-        ratelimit.refuse_if_over(ratelimit.charge_address(request))
-        raise NotFound from None
-
-
-def _serve(invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
     name = files.stored_name(invocation_id, token, file_name) if is_plausible_id(invocation_id) else None
     calls = ToolInvocation.objects.filter(pk=invocation_id, run__chat__deleted_at=None, run__user__is_active=True)
-    if name is None or not calls.exists():
-        raise NotFound
-    with storage_errors():
-        file = default_storage.open(name)
+    try:
+        if name is None or not calls.exists():
+            raise FileNotFoundError
+        with storage_errors():
+            file = default_storage.open(name)
+    except FileNotFoundError:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound from None
     return FileResponse(
         file,
         as_attachment=True,

@@ -193,7 +193,14 @@ class AgentAdmin(CatalogueAdmin):
         if request.method == "POST":
             if not may_change:
                 raise PermissionDenied
-            return self._choose(request, agent, request.POST.get("version", ""))
+            number = _number(request.POST.get("version"))
+            try:
+                agents.choose(agent.name, number)
+            except AgentVersion.DoesNotExist:
+                raise Http404 from None
+            self.log_change(request, agent, f"Chose version {number}.")
+            messages.success(request, f"New runs get {agent.name}@{number}.")
+            return HttpResponseRedirect(self.url("versions", agent.pk))
         versions = list(agent.versions.all()[:VERSIONS_MAX])
         right = _number(request.GET.get("right")) or agent.version
         left = _number(request.GET.get("left")) or max(right - 1, 1)
@@ -216,15 +223,6 @@ class AgentAdmin(CatalogueAdmin):
             lines_max=COMPARED_LINES_MAX,
             whole="\n".join(lines(found[right])),
         )
-
-    def _choose(self, request: HttpRequest, agent: Agent, text: str) -> HttpResponse:
-        try:
-            agents.choose(agent.name, _number(text))
-        except AgentVersion.DoesNotExist:
-            raise Http404 from None
-        self.log_change(request, agent, f"Chose version {_number(text)}.")
-        messages.success(request, f"New runs get {agent.name}@{_number(text)}.")
-        return HttpResponseRedirect(self.url("versions", agent.pk))
 
 
 def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> list[dict[str, Any]]:

@@ -232,9 +232,7 @@ def health() -> list[dict[str, str]]:
         error = f"{last.failure_reason or last.error_code}, {span(now - (last.finished_at or now))} ago"
     return [
         part("Workers", str(workers), workers > 0, "norunworkers"),
-        part("Beat", beats, beat, "housekeepingstale")
-        if redis
-        else part("Beat", "not known without Redis", None, "sourcedown"),
+        part("Beat", beats, beat if redis else None, "housekeepingstale" if redis else "sourcedown"),
         part("Redis", "answers" if redis else "does not answer", redis, "sourcedown"),
         part("Oldest queued run", waits, waited <= QUEUED_SECONDS_MAX, "runsnottaken", oldest),
         part("Last error", error, None if last else True, "runsfail", last.pk if last else None),
