@@ -144,11 +144,9 @@ class WithActions(StaffAdmin):
         if request.method != "POST":
             return self.ask(request, action, rows)
         form = action.form_of(rows, request.POST)
-        if form is not None and not form.is_valid():
-            return self.ask(request, action, rows, form)
-        if request.POST.get("step") == "confirm":
+        if request.POST.get("step") == "confirm" and (form is None or form.is_valid()):
             return self.do(request, action, rows, form)
-        return self.ask(request, action, rows, form, confirm=True)
+        return self.ask(request, action, rows, form)
 
     def _chosen(self, request: HttpRequest, action: Action) -> list[Any]:
         ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk]
@@ -156,17 +154,11 @@ class WithActions(StaffAdmin):
         return list(self.get_queryset(request).filter(pk__in=ids[:most]))
 
     def ask(
-        self,
-        request: HttpRequest,
-        action: Action,
-        rows: list[Any],
-        form: ActionForm | None = None,
-        *,
-        confirm: bool = False,
+        self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None = None
     ) -> HttpResponse:
         """The form; if there is none, or it is filled in, the confirmation."""
         form = form or action.form_of(rows)
-        context = {"action": action, "rows": rows, "form": form, "confirm": confirm or form is None}
+        context = {"action": action, "rows": rows, "form": form, "confirm": form is None or form.is_valid()}
         context |= {"nonce": uuid.uuid4().hex, "checkbox": ACTION_CHECKBOX_NAME, "target": self.url("do", action.name)}
         row = rows[0] if len(rows) == 1 else None
         return self.page(request, "staff/action.html", action.label, row, **context)
