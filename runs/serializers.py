@@ -17,8 +17,8 @@ from config.api.serializers import (
     TimestampField,
 )
 from config.kernel.jsontext import dumps
+from runs.calls import OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
 from runs.catalogue.serializers import OutputSchemaField
-from runs.invocations import ClientToolsField, ToolInvocationSerializer
 from runs.models import (
     METADATA_KEY_MAX_CHARS,
     METADATA_PAIRS_MAX,
@@ -28,7 +28,6 @@ from runs.models import (
     RunStatus,
     WaitpointKind,
 )
-from runs.waitpoints import OPTIONAL, WaitpointSerializer
 
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000

@@ -22,7 +22,7 @@ from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from runs import catalogue, lifecycle
-from runs.invocations import CallResultInput
+from runs.calls import ANSWERS, AnswerKind, CallResultInput, check_clarification
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     LIVE_RUN_STATUSES,
@@ -38,7 +38,6 @@ from runs.models import (
     WaitpointStatus,
 )
 from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult, clean_result, result_text, tool_error
-from runs.waitpoints import ANSWERS, AnswerKind, check_clarification
 
 # A longer reasoning, in the provider's form, is not read to be shown.
 REASONING_READ_CHARS = 64 * 1024

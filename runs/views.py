@@ -19,8 +19,8 @@ from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
 from runs import catalogue, services
+from runs.calls import ANSWERS, CallResultInput, ToolInvocationSerializer, WaitpointSerializer, invocation_without_text
 from runs.filters import PARAMETERS, filtered, limited
-from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
 from runs.models import Run, Waitpoint
 from runs.serializers import (
     RunInput,
@@ -31,7 +31,6 @@ from runs.serializers import (
     waitpoint_without_text,
 )
 from runs.tools.schema import one_check_of
-from runs.waitpoints import ANSWERS, WaitpointSerializer
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
     "WaitpointAnswer", {str(kind): answer for kind, answer in ANSWERS.items()}, resource_type_field_name="kind"

@@ -33,13 +33,19 @@ from config.telemetry.logs import request_id
 from credits import ledger
 from credits.serializers import AccountSerializer
 from runs import services
-from runs.invocations import CallResultInput, ToolInvocationSerializer, invocation_without_text
+from runs.calls import (
+    ANSWERS,
+    AnswerKind,
+    CallResultInput,
+    ToolInvocationSerializer,
+    WaitpointSerializer,
+    invocation_without_text,
+)
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.serializers import RUN_STATE, RunInput, RunSerializer
 from runs.streams.views import opening_of
 from runs.tools.schema import one_check_of
-from runs.waitpoints import ANSWERS, AnswerKind, WaitpointSerializer
 
 # Arguments that change the call and not what it creates: a repeated call may wait for a different time.
 OF_THE_CALL = ("idempotency_key", "wait_seconds")

@@ -19,7 +19,7 @@ from config.kernel import garbage
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import dumps
 from config.outbound.addresses import LookupFailed
-from runs.invocations import CallResultInput, ClientToolInput
+from runs.calls import ANSWERS, AnswerKind, CallResultInput, ClientToolInput
 from runs.llm import wire
 from runs.llm.base import ModelError
 from runs.mcp.protocol import RpcError
@@ -27,7 +27,6 @@ from runs.mcp.tools import TOOLS, RespondInput, SubmitInput
 from runs.serializers import RunInput
 from runs.tools.base import ToolFailure
 from runs.tools.mcp import tasks
-from runs.waitpoints import ANSWERS, AnswerKind
 from tests.architecture.test_rules import ROOT, sources
 from webhooks.serializers import EndpointChanges, EndpointInput
 

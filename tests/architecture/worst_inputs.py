@@ -21,10 +21,10 @@ from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from runs import catalogue
+from runs.calls import ClientToolInput
 from runs.catalogue import definitions, entries, fields, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
-from runs.invocations import ClientToolInput
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.mcp.tools import NewChatInput
@@ -172,7 +172,7 @@ PATTERNS: dict[str, list[Work] | str] = {
         ai_sdk.OWN_URL.fullmatch, UI_BODY, "a", "/content", before="/api/v1/attachments/att_"
     ),
     "runs/fronts/views.py: position_of": around(position, HEADER, "1", "1.1", before="1."),
-    "runs/invocations.py: name": around(
+    "runs/calls.py: name": around(
         lambda name: ClientToolInput.validated({"name": name, "description": "", "inputSchema": {}}), BODY, "a", "\n"
     ),
     "runs/llm/openai_responses.py: PLAIN_MODEL": around(

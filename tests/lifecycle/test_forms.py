@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from config.kernel.jsontext import dumps
+from runs.calls import ANSWER_DATA_MAX_BYTES
 from runs.tools.questions import Dialogue, Question
-from runs.waitpoints import ANSWER_DATA_MAX_BYTES
 from tests.factories import ToolInvocationFactory, WaitpointFactory
 
 pytestmark = pytest.mark.django_db

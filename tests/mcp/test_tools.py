@@ -13,11 +13,11 @@ from apikeys.keys import DEFAULT_SCOPES
 from chats.models import Chat
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
+from runs.calls import ANSWERS
 from runs.models import Run
 from runs.serializers import RunInput
 from runs.streams import hub
 from runs.streams.hub import Hub
-from runs.waitpoints import ANSWERS
 from tests import factories
 from tests.contract.world import build, unknown_ids
 from tests.credits.helpers import fund
