@@ -78,10 +78,12 @@ class Driver:
 
 
 def until(predicate: Callable[[], Any], timeout: float = 60, describe: Callable[[], Any] = lambda: "") -> Any:
-    """The first true value of the predicate. Fails after ``timeout`` seconds."""
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
+    """The first true value of the predicate. Fails after ``timeout`` seconds. It looks less and less often, because
+    each look at a running service takes time from what is waited for.
+    """
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < timeout:
         if value := predicate():
             return value
-        time.sleep(0.01)
+        time.sleep(max(0.01, min(waited / 10, 0.25)))
     raise AssertionError(f"it did not come to pass in {timeout} s: {describe()}")

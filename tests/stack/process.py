@@ -55,15 +55,18 @@ def free_port() -> int:
 
 
 def wait_for(predicate: Callable[[], T], timeout: float = 60.0, what: str = "", interval: float = 0.05) -> T:
-    """The first truthy value of ``predicate``. AssertionError with the last value after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+    """The first truthy value of ``predicate``. AssertionError with the last value after ``timeout`` seconds. It looks
+    less and less often, because each look at a running service takes time from what is waited for.
+    """
+    begun = time.monotonic()
     while True:
         answer = predicate()
         if answer:
             return answer
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > timeout:
             raise AssertionError(f"{what or 'what was waited for'} did not happen in {timeout:g} s; last: {answer!r}")
-        time.sleep(interval)
+        time.sleep(max(interval, min(waited / 10, 0.25)))
 
 
 class Process:
