@@ -328,7 +328,7 @@ def test_a_process_sends_its_last_metrics_when_it_ends(world: World) -> None:
         answer = requests.get(f"{stack.url}/metrics", headers={"Authorization": "Bearer scraper"}, timeout=15)
         return MetricsPage(answer.text)("http_requests_total", method="GET", route="api/v1/models", status="200") or 0
 
-    stack.restart("web", {"config.settings.METRICS_FLUSH_SECONDS": "60"})
+    stack.restart("web", environment={"config.settings.METRICS_FLUSH_SECONDS": "60"})
     before, session = answers(), stack.session("ada")
     for _ in range(7):
         assert session.get("/models").status_code == 200

@@ -21,7 +21,7 @@ from tests.stack.process import ROOT, Process, free_port, python
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
-LONG = Kind("/stream 200 100\n/say and the end", "and the end")
+LONG = Kind("/stream 120 100\n/say and the end", "and the end")
 
 
 def commands(heading: str) -> str:
@@ -80,8 +80,7 @@ def test_runs_continue_on_a_restored_database(restored: str) -> None:
             process.kill()
         redis.Redis.from_url(stack.environment["REDIS_URL"]).flushdb()
         stack.environment["DATABASE_URL"] = restored
-        for name in stack.processes:
-            stack.restart(name, {"DATABASE_URL": restored})
+        stack.restart(*stack.processes, environment={"DATABASE_URL": restored})
 
         assert load.http.get(f"/runs/{lost}").status_code == 404  # it is newer than the backup
         load.respond(load.driver.wait(waiting, "waiting")["pendingWaitpoint"])
@@ -114,7 +113,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel("Drill", [("id", models.BigAutoField(primary_key=True))]),
     ]
 """
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "var", "tests", "node_modules", "__pycache__", ".*_cache")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "var", "tests", "node_modules", ".*_cache")
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_an_upgrade_loses_no_run(next_release: Path, tmp_path: Path) -> None:
             environment=stack.environment | {"PORT": str(port)},
             directory=next_release,
         )
-        with load.going(28, seconds=20), ThreadPoolExecutor(1) as pool:
+        with load.going(21, seconds=15), ThreadPoolExecutor(1) as pool:
             new.start()
             try:
                 ready = lambda: readiness(port)  # noqa: E731

@@ -29,8 +29,7 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
     for name in ("runs-1", "runs-2", "webhooks", "maintenance"):
         stack.kill(name)
     assert {driver.get(run)["status"] for run in runs} == {"running"}
-    for name in ("runs-1", "runs-2", "webhooks", "maintenance"):
-        stack.restart(name)
+    stack.restart("runs-1", "runs-2", "webhooks", "maintenance")
     ended = [driver.wait(run, timeout=40) for run in runs]
     assert {run["status"] for run in ended} == {"completed"}
     for run in ended:

@@ -39,15 +39,13 @@ def test_a_long_task_survives_the_end_of_every_worker(make_stack: Callable[..., 
         stack.wait_for(lambda: driver.get(run["id"])["awaiting"] == "tool", what="the parked call")
         for name in workers:
             stack.kill(name)
-        for name in workers:
-            stack.restart(name)
+        stack.restart(*workers)
         waiting = driver.wait(run["id"], "waiting")
         assert waiting["pendingWaitpoint"]["requestPayload"]["question"] == "For whom?"
         for name in workers:
             stack.kill(name)
         driver.respond(waiting, kind="CLARIFICATION", data={"name": "Ada"})
-        for name in workers:
-            stack.restart(name)
+        stack.restart(*workers)
         ended = driver.wait(run["id"])
         assert ended["answer"] == "It is All about bees, for Ada."
         assert [call["creditUsed"] for call in ended["toolInvocations"]] == [1]

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.faults.load import QUICK, STREAM, Kind, Load, at_work
+from tests.faults.load import NOT_NEEDED, QUICK, STREAM, Kind, Load, at_work
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
@@ -23,6 +23,13 @@ STATUS = "SELECT status FROM runs_run WHERE id = %s"
 def make_load() -> Iterator[Callable[..., Load]]:
     with contextlib.ExitStack() as running:
         yield lambda **options: running.enter_context(at_work(**options))
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[Load]:
+    """What the tests of locks share."""
+    with at_work(run_workers=1, without=NOT_NEEDED) as load:
+        yield load
 
 
 @contextlib.contextmanager
@@ -53,8 +60,8 @@ def require_correct_data(stack: Stack) -> None:
     stack.manage("reconcile_credits")
 
 
-def test_a_locked_run_stops_no_other_run_of_its_worker(make_load: Callable[..., Load]) -> None:
-    load = make_load(run_workers=1)
+def test_a_locked_run_stops_no_other_run_of_its_worker(one_worker: Load) -> None:
+    load = one_worker
     locked = load.start(LONG)
     load.stack.wait_for(lambda: deltas(load, locked) > 1, what="text of the run")
     with outside(load, "SELECT 1 FROM runs_run WHERE id = %s FOR UPDATE", locked):
@@ -72,9 +79,9 @@ def test_a_locked_run_stops_no_other_run_of_its_worker(make_load: Callable[..., 
     require_correct_data(load.stack)
 
 
-def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(make_load: Callable[..., Load]) -> None:
+def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(one_worker: Load) -> None:
     """The insert of a row with a foreign key locks the referred row FOR KEY SHARE."""
-    load = make_load(run_workers=1)
+    load = one_worker
     first = load.start(STREAM)
     chat = load.driver.get(first)["chatId"]
     second = load.driver.start("Hello", chat, onActiveRun="enqueue")["id"]
@@ -136,8 +143,7 @@ def test_without_beat_waitpoints_expire_and_throttled_runs_start(make_load: Call
     throttled = [driver.start("Hello")["id"] for _ in range(2)]
     marked = "SELECT count(*) FROM runs_run WHERE throttled"
     load.stack.wait_for(lambda: load.sql(marked) == [(2,)], what="throttled runs")
-    for worker in ("runs-1", "runs-2"):
-        load.stack.restart(worker, {"RUN_USER_LIMIT": "0"})
+    load.stack.restart("runs-1", "runs-2", environment={"RUN_USER_LIMIT": "0"})
     assert [driver.wait(run_id, timeout=20)["status"] for run_id in throttled] == ["completed", "completed"]
 
     load.sql("UPDATE runs_runevent SET data = %s WHERE id = %s RETURNING 1", event[1], event[0])

@@ -151,6 +151,17 @@ def create_database(url: str, template: str | None = None) -> str:
     return with_database(url, name)
 
 
+def dump_database(url: str) -> bytes:
+    """The statements that make a copy of the database. Empty if pg_dump cannot read this server."""
+    command = [str(server_binaries(unprivileged_user()) / "pg_dump"), url]
+    return subprocess.run(command, capture_output=True, check=False).stdout
+
+
+def restore_database(url: str, dump: bytes) -> None:
+    command = [str(server_binaries(unprivileged_user()) / "psql"), "-q", "-1", "-v", "ON_ERROR_STOP=1", url]
+    subprocess.run(command, input=dump, stdout=subprocess.DEVNULL, check=True)
+
+
 def drop_database(url: str) -> None:
     statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
         sql.Identifier(urlsplit(url).path.lstrip("/"))

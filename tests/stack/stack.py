@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +25,7 @@ import psycopg
 import requests
 
 from tests.stack import postgres, redis
+from tests.stack.commands import Commands
 from tests.stack.process import (
     ROOT,
     Process,
@@ -45,6 +46,8 @@ WORKER = ("worker", "-P", "threads", "--without-gossip", "--without-mingle", "--
 live: list[Stack] = []
 # Migrated and empty databases, which every stack of this process copies: (kind, server) → path or name.
 templates: dict[str, str] = {}
+# A dump of the first of them, from which the templates of other servers are made.
+dumps: list[bytes] = []
 
 
 class Client:
@@ -130,6 +133,8 @@ class Stack:
             **(environment or {}),
         }
         self.processes: dict[str, Process] = {}
+        self._commands: Commands | None = None
+        self._lock = threading.Lock()
         self._tokens: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
@@ -195,6 +200,8 @@ class Stack:
         """Kill everything that was started, because its state is no longer needed."""
         for process in self.processes.values():
             process.kill()
+        if self._commands:
+            self._commands.kill()
         if self in live:
             live.remove(self)
         remove_directory(self.directory)
@@ -221,16 +228,18 @@ class Stack:
             process.wanted = False
             process.send_signal(number)
 
-    def restart(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Stop it if it runs, start it and wait until it is ready. ``environment`` stays added to its environment."""
-        process = self.processes[name]
-        if process.running:
-            process.stop()
-        process.environment |= environment or {}
-        # Log lines from before the restart must not count as readiness.
-        process.log.replace(process.log.with_suffix(".before.log"))
-        process.start()
-        self.wait_until_ready(name)
+    def restart(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
+        """Stop those that run, start all and wait until they are ready. ``environment`` stays added to theirs."""
+        processes = [self.processes[name] for name in names]
+        for process in processes:
+            if process.running:
+                process.stop()
+        for process in processes:
+            process.environment |= environment or {}
+            # Log lines from before the restart must not count as readiness.
+            process.log.replace(process.log.with_suffix(".before.log"))
+            process.start()
+        self.wait_until_ready(*names)
 
     def pause(self, name: str) -> None:
         self.processes[name].pause()
@@ -244,18 +253,23 @@ class Stack:
         """The output of ``manage.py ARGUMENTS`` in the environment of the stack."""
         # On a busy machine, a command may compute for longer in a transaction than a test lets the processes be idle.
         limit = "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS"
-        result = subprocess.run(
-            python("manage.py", *arguments),
-            cwd=ROOT,
-            env={name: value for name, value in self.environment.items() if name != limit},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if check and result.returncode:
-            raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
-        return result.stdout
+        environment = {name: value for name, value in self.environment.items() if name != limit}
+        with self._lock:
+            if self._commands is None or self._commands.environment != environment:
+                if self._commands:
+                    self._commands.kill()
+                self._commands = Commands(self.directory, environment)
+                self._commands.start()
+            commands = self._commands
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            code = commands.run(arguments, stdout, stderr)
+            outputs = []
+            for file in (stdout, stderr):
+                file.seek(0)
+                outputs.append(file.read().decode())
+        if check and code:
+            raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{''.join(outputs)}")
+        return outputs[0]
 
     def token(self, username: str) -> str:
         """A session token. The first use creates the user."""
@@ -304,8 +318,12 @@ class Stack:
         if server not in templates:
             if self.database_url:
                 template = postgres.create_database(self.database_url)
-                self.environment["DATABASE_URL"] = template
-                self.manage("migrate", "--verbosity", "0")
+                if dumps:
+                    postgres.restore_database(template, dumps[0])
+                else:
+                    self.environment["DATABASE_URL"] = template
+                    self.manage("migrate", "--verbosity", "0")
+                    dumps.extend(filter(None, [postgres.dump_database(template)]))
                 templates[server] = template
             else:
                 path = temporary_directory("stack-template-") / "db.sqlite3"
