@@ -26,7 +26,8 @@ BODIES_MAX_BYTES = max(256 * 1024 * 1024, 8 * settings.ATTACHMENT_MAX_BYTES)
 # Of the process's limit of open files, bodies in files may take an eighth.
 BODY_FILES_SHARE = 8
 # The time of a body, which each such number of bytes that have arrived extends by a second, and its limit.
-BODY_SECONDS, BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 15.0, 1024, 600.0
+BODY_SECONDS = 15.0
+BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 1024, 600.0
 # The limits of bodies, by the beginning of the path; of all others API_MAX_BODY_BYTES.
 LIMITS = {
     "/uploads/": settings.ATTACHMENT_MAX_BYTES,

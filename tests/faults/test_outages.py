@@ -3,19 +3,20 @@ once.
 """
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 import requests
 
-from runs import catalogue
-from tests.faults.load import PLAIN, QUESTION, QUICK, Kind, Load, at_work
+from tests.faults.load import PLAIN, QUESTION, QUICK, Kind, Load, at_work, slow_result
 from tests.stack.postgres import PostgresServer
+from tests.webhooks.receiver import Received, Receiver
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
-# An outage is longer than these, the leases of QUICK, and the leases of streams and MCP waits (15 s).
+# An outage is longer than these, and the leases of QUICK.
 SHORT_LIVED = QUICK | {
     "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
     "config.settings.DATABASE_CONN_MAX_AGE": "8",
@@ -24,19 +25,23 @@ SHORT_LIVED = QUICK | {
     "RUN_LEASE_SECONDS": "5",
     "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "5",
 }
-OUTAGE_SECONDS = 20
-# The models end in the outage of the database: at least 8 s after its begin, if the runs have started 8 s before it.
-MODEL_SECONDS = 16
-# The tool answers after 0.15 s, so that one of the calls is always under way, for at least 7 s.
-TOOLS = Kind("\n".join(["/call look_up {}\n/call look_up {}\n/say next"] * 48 + ["/say done"]), "done")
+OUTAGE_SECONDS = 14
+# The models end in the outage of the database: at least 6 s after its begin, if the runs have started 8 s before it.
+MODEL_SECONDS = 14
+# One of the calls is always under way, for at least 8 s.
+CALL_SECONDS = 0.5
+TOOLS = Kind("\n".join(["/call look_up {}\n/call look_up {}\n/say next"] * 16 + ["/say done"]), "done")
+
+
+def slower(receiver: Receiver, connection: socket.socket, request: Received) -> None:
+    time.sleep(CALL_SECONDS)
+    slow_result(receiver, connection, request)
 
 
 @pytest.fixture(scope="module")
 def load(postgres_server: PostgresServer) -> Iterator[Load]:
     with at_work(database_url=postgres_server.url(), environment=SHORT_LIVED) as load:
-        # A call that is suspended must not reach its time limit.
-        load.sql("UPDATE runs_tool SET timeout_seconds = 120 RETURNING id")
-        time.sleep(catalogue.MAX_AGE_SECONDS + 1)  # until every process has read it
+        load.tools.behaviours = [slower]
         yield load
 
 
@@ -107,8 +112,7 @@ def test_the_database_is_away_for_long(load: Load, postgres_server: PostgresServ
         load.stack.kill(name)
     load.start(PLAIN)
     load.check()
-    for name in ("runs-1", "runs-2"):
-        load.stack.restart(name)
+    load.stack.restart("runs-1", "runs-2")
     load.stack.kill("runs-3")
 
 

@@ -13,7 +13,7 @@ from tests.webhooks.receiver import receiving
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(400)]
 
-PENDING = 200_000
+PENDING = 100_000
 RUNS = 12
 # On a busy machine a run, or a request, may take this long without a greedy user.
 FLOOR_SECONDS = 2.0

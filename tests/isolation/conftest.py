@@ -10,11 +10,14 @@ from tests.streams.conftest import StreamStack
 from tests.webhooks.receiver import Receiver, receiving
 
 RUN_QUEUE_MAX = 10
+HEAD_SECONDS, BODY_SECONDS = 8, 8
 ENVIRONMENT = {
     "RUN_QUEUE_MAX": str(RUN_QUEUE_MAX),
     "SIGNUP_CREDITS": "100000",
     # Little more than the places of one user, so that a user without a limit would leave none for others.
     "STREAM_CONNECTIONS_MAX": "60",
+    "config.serve.__main__.HEAD_SECONDS": str(HEAD_SECONDS),
+    "config.serve.requests.BODY_SECONDS": str(BODY_SECONDS),
     "webhooks.claims.WEBHOOK_WORKER_CAPACITY": "16",
 }
 

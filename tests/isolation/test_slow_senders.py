@@ -9,15 +9,15 @@ import pytest
 import requests
 
 from tests.isolation.compare import assert_isolated
+from tests.isolation.conftest import BODY_SECONDS, HEAD_SECONDS
 from tests.streams.conftest import StreamStack
 from tests.threads import Repeating
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
 CONNECTIONS = 200
-# A head has 30 seconds; a body has 15, less than one for the bytes that arrive here, and 2 for its answer. The rest is
-# for a busy machine.
-CLOSED_AFTER_SECONDS = 30 + 14
+# A body has a second more for the bytes that arrive here, and 2 for its answer. The rest is for a busy machine.
+CLOSED_AFTER_SECONDS = max(HEAD_SECONDS, BODY_SECONDS) + 20
 BEGINNINGS = {
     "head": "GET /api/v1/me HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
     "body": "POST /api/v1/chats HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{credential}"
