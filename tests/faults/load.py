@@ -40,12 +40,14 @@ QUICK = {
     "config.api.idempotency.IDEMPOTENCY_LOCK_SECONDS": "2",
     "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "2",
 }
+# Runs and webhooks do without them, so a test that is not about them saves their start and their sweeps.
+NOT_NEEDED = ("maintenance", "beat")
 CATALOGUE = """
 from runs.models import Tool
 for name, repeatable in (("look_up", True), ("book", False)):
     Tool.objects.update_or_create(name=name, defaults={{
         "display_name": name, "description": name, "node_type": "http", "price": 2_000_000, "approval": "never",
-        "repeatable": repeatable, "url": "{url}", "timeout_seconds": 10,
+        "repeatable": repeatable, "url": "{url}", "timeout_seconds": 120,
         "input_schema": {{"type": "object", "properties": {{}}}},
     }})
 Tool.objects.filter(name="ask_user").update(price=2_000_000)

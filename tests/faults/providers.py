@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 PROVIDER = """
 from runs.models import AgentModel, Provider
-provider = Provider.objects.create(name="counted", kind="openai", base_url="{url}", **{limits})
+provider = Provider.objects.create(name="{name}", kind="openai", base_url="{url}", **{limits})
 AgentModel.objects.create(
-    name="counted", display_name="Counted", provider=provider, provider_model="m", price_in=500_000,
+    name="{name}", display_name="Counted", provider=provider, provider_model="m", price_in=500_000,
     price_out=1_500_000, max_output_tokens=1000, is_default={default},
 )
 """
@@ -127,8 +127,8 @@ def counting(seconds: float = 0.0, failing: float = 0.0) -> Iterator[CountingPro
         provider.stop()
 
 
-def rows(provider: CountingProvider, *, default: bool = False, **limits: int) -> str:
-    """For ``Stack(prepare=…)``. As the default model it replaces ``demo``."""
+def rows(provider: CountingProvider, *, name: str = "counted", default: bool = False, **limits: int) -> str:
+    """For ``Stack(prepare=…)``. ``name`` is that of provider and model. As the default it replaces ``demo``."""
     drop = "AgentModel.objects.filter(is_default=True).update(is_default=False)\n" if default else ""
-    code = PROVIDER.format(url=provider.url, limits=limits, default=default)
+    code = PROVIDER.format(name=name, url=provider.url, limits=limits, default=default)
     return code.replace("provider =", drop + "provider =", 1)

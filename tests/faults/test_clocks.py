@@ -38,7 +38,7 @@ def load() -> Iterator[Load]:
 
 
 def test_wrong_clocks_change_nothing(load: Load) -> None:
-    with load.going(28, seconds=6):
+    with load.going(14, seconds=4):
         pass
     load.settle()
     load.nobody_answers()

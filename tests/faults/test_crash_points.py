@@ -9,10 +9,9 @@ from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, STREA
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
-# Each test kills two workers. The second dies while it takes over the runs of the first.
+# Each test kills several workers, fewer than a run may lose. Each dies while it takes over the runs of the one before.
 POINTS = (
-    ("before_model", "after_model"),
-    ("before_dispatch", "after_dispatch"),
+    ("before_model", "after_model", "before_dispatch", "after_dispatch"),
     ("before_wait", "after_tool"),
     ("committed_waiting", "committed_running"),
     ("committed_failed", "committed_completed"),
@@ -42,14 +41,15 @@ def die_at(load: Load, name: str, point: str) -> None:
 
 
 @pytest.mark.parametrize("points", POINTS)
-def test_another_worker_continues_after_each_crash_point(load: Load, points: tuple[str, str]) -> None:
+def test_another_worker_continues_after_each_crash_point(load: Load, points: tuple[str, ...]) -> None:
     stack = load.stack
     stack.kill("runs-2")
     die_at(load, "runs-1", points[0])
     load.start_all(PLAIN, TOOLS, OUTSIDE, APPROVAL, STREAM, QUESTION, FAILING)
     stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
-    die_at(load, "runs-2", points[1])
-    stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
+    for point in points[1:]:
+        die_at(load, "runs-2", point)
+        stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {point}")
     del stack.processes["runs-1"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
     stack.processes["runs-1"].start()
     load.check()

@@ -10,10 +10,9 @@ import psycopg
 import pytest
 import requests
 
-from tests.faults.load import CATALOGUE, OUTSIDE, QUICK, STREAM, Load, at_work, slow_result
+from tests.faults.load import CATALOGUE, OUTSIDE, QUICK, STREAM, Load, slow_result
 from tests.faults.test_postgres import TERMINATE
 from tests.stack.plugin import given_services
-from tests.stack.postgres import PostgresServer
 from tests.stack.proxy import Proxy
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import receiving
@@ -21,7 +20,7 @@ from tests.webhooks.receiver import receiving
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
 # Longer than the following, and than all leases.
-OUTAGE_SECONDS = 20.0
+OUTAGE_SECONDS = 12.0
 LIMITS = {
     "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
     "config.settings.DATABASE_TCP_SECONDS": "5",
@@ -52,18 +51,17 @@ class ProxiedStack(Stack):
         self.proxy.__exit__()
 
 
-@pytest.fixture
-def proxied() -> Iterator[Load]:
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
     with receiving(slow_result) as tools:
         prepared = {"run_workers": 2, "environment": QUICK | LIMITS, "prepare": CATALOGUE.format(url=tools.url)}
         with ProxiedStack(**given_services(), **prepared) as stack, Load(stack, tools) as load:
             yield load
 
 
-def test_a_silent_host_delays_work_and_loses_none(proxied: Load) -> None:
-    load = proxied
+def test_a_silent_host_delays_work_and_loses_none(load: Load) -> None:
     proxy = load.stack.proxy
-    with load.going(28, seconds=15):
+    with load.going(21, seconds=12):
         run_id = load.start(STREAM)
         load.stack.wait_for(lambda: len(load.runs) > 10, what="runs in progress")
         proxy.silent = True
@@ -80,21 +78,21 @@ def test_a_silent_host_delays_work_and_loses_none(proxied: Load) -> None:
     load.check(timeout=120)
 
 
-def test_connections_to_a_read_only_server_are_replaced(postgres_server: PostgresServer) -> None:
-    with at_work(database_url=postgres_server.url()) as load:
-        with load.going(28, seconds=12):
-            load.stack.wait_for(lambda: len(load.runs) > 10, what="runs in progress")
-            database = load.stack.environment["DATABASE_URL"]
-            name = urlsplit(database).path.lstrip("/")
-            with psycopg.connect(postgres_server.url(), autocommit=True) as server:
-                # Sessions that begin before the RESET stay read-only, as those to the former primary after a failover.
-                server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-                with psycopg.connect(database, autocommit=True) as connection:
-                    connection.execute(TERMINATE)
-                refused = lambda: load.http.post("/chats", {}).status_code == 503  # noqa: E731
-                for _ in range(20):
-                    load.stack.wait_for(refused, what="a read-only server's refusal")
-                time.sleep(5)  # longer than all leases
-                server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-        load.start(OUTSIDE)
-        load.check(timeout=90)
+def test_connections_to_a_read_only_server_are_replaced(load: Load) -> None:
+    enough = len(load.runs) + 10
+    with load.going(21, seconds=12):
+        load.stack.wait_for(lambda: len(load.runs) > enough, what="runs in progress")
+        database = load.stack.environment["DATABASE_URL"]
+        name = urlsplit(database).path.lstrip("/")
+        with psycopg.connect(str(load.stack.database_url), autocommit=True) as server:
+            # Sessions that begin before the RESET stay read-only, as those to the former primary after a failover.
+            server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+            with psycopg.connect(database, autocommit=True) as connection:
+                connection.execute(TERMINATE)
+            refused = lambda: load.http.post("/chats", {}).status_code == 503  # noqa: E731
+            for _ in range(20):
+                load.stack.wait_for(refused, what="a read-only server's refusal")
+            time.sleep(5)  # longer than all leases
+            server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    load.start(OUTSIDE)
+    load.check(timeout=90)

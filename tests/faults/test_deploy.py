@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 
 # The lease is longer than the test: a run that waited for its expiry would not end in time.
 PATIENT = QUICK | {"RUN_LEASE_SECONDS": "300", "RUN_SHUTDOWN_GRACE_SECONDS": "1"}
-LONG = Kind("/stream 240 100\n/say and the end", "and the end")
+OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
+LONG = Kind("/stream 100 100\n/say and the end", "and the end")
 
 
 @pytest.fixture
@@ -20,11 +21,13 @@ def load() -> Iterator[Load]:
 
 
 def test_deploys_move_runs_to_other_workers(load: Load) -> None:
-    with load.going(35, seconds=15):
+    stack = load.stack
+    with load.going(21, seconds=15):
         long = load.start(LONG)
-        for _ in range(2):
-            for name in ("runs-1", "runs-2", "webhooks", "maintenance", "beat", "web"):
-                load.stack.restart(name)
+        owner = stack.wait_for(lambda: load.sql(OWNER, long), what="the owner of the long run")
+        workers = sorted(("runs-1", "runs-2"), key=lambda name: owner != [(stack.processes[name].pid,)])
+        for name in (*workers, "webhooks", "maintenance", "beat", "web", *workers):
+            stack.restart(name)
     load.check(timeout=90)
     assert load.sql("SELECT max(lease_losses) FROM runs_run") == [(0,)]
     # More than one process executed the long run, and each of them released it at shutdown.

@@ -1,7 +1,7 @@
 """The AI SDK's own chat stays with its answer while the processes behind it are killed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.clients.conftest import NpmFolder, npm, packages  # noqa: F401
 from tests.driver import Driver
+from tests.faults.load import NOT_NEEDED
+from tests.stack.plugin import given_services
 from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack
 
@@ -17,9 +19,26 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "config.settings.RUN_SWEEP_SECONDS": "0.5"}
 
 
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stack(redis_server: RedisServer) -> Iterator[Stack]:
+    """What all tests of this file share. Each has a user of its own."""
+    with Stack(
+        **given_services() | {"redis_url": redis_server.url()},
+        environment=SHORT_LEASES,
+        without=("webhooks", *NOT_NEEDED),
+    ) as running:
+        yield running
+
+
 @pytest.mark.parametrize("victim", ["runs-1", "web", "redis"])
 def test_an_answer_outlives_a_killed_process(
-    make_stack: Callable[..., Stack],
+    stack: Stack,
     npm: NpmFolder,  # noqa: F811
     redis_server: RedisServer,
     victim: str,
@@ -27,10 +46,9 @@ def test_an_answer_outlives_a_killed_process(
     """The worker is killed in mid-answer, with text that had gone out; the web process that sends the stream; or Redis,
     which is away for a while.
     """
-    stack = make_stack(environment=SHORT_LEASES, redis_url=redis_server.url())
-    driver = Driver(stack.session())
+    driver = Driver(stack.session(victim))
     text = '/say First\n/call calculate {"expression": "1+1"}\n/stream 80 40\n/say over'
-    order: dict[str, Any] = {"url": f"{stack.url}/api/v1", "token": stack.token("ada")}
+    order: dict[str, Any] = {"url": f"{stack.url}/api/v1", "token": stack.token(victim)}
     order["plans"] = [
         {"version": version, "id": str(version), "text": text, "reload": reload}
         for version, reload in ((7, False), (6, True))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.load import APPROVAL, OUTSIDE, PLAIN, STREAM, TOOLS, Kind, Load, at_work
+from tests.faults.load import APPROVAL, NOT_NEEDED, OUTSIDE, PLAIN, STREAM, TOOLS, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -15,7 +15,7 @@ SLOW = Kind("/wait 6\n/say the end", "the end")
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with at_work() as load:
+    with at_work(without=NOT_NEEDED) as load:
         yield load
 
 

@@ -96,13 +96,13 @@ def reading(load: Load, run_id: str) -> Iterator[Readers]:
 
 def test_a_migration_that_widens_columns_fails_no_request_and_no_run() -> None:
     with at_work(StreamStack, environment={**QUICK, **MIGRATING}) as load:
-        with load.going(42, seconds=20):
+        with load.going(21, seconds=15):
             run_id = load.start(STREAM)
             load.driver.wait(run_id, "completed")
             with reading(load, run_id) as readers:
-                load.stack.wait_for(readers.more(), 60, "prepared statements")
+                load.stack.wait_for(readers.more(), 120, "prepared statements")
                 load.stack.manage("shell", "--no-imports", "-c", WIDEN)
-                load.stack.wait_for(readers.more(), 60, "reads after the migration")
+                load.stack.wait_for(readers.more(), 120, "reads after the migration")
                 assert load.http.get(f"{load.stack.url}/readyz").status_code == 200
             assert readers.wrong == []
         load.check()

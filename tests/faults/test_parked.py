@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from tests.driver import FINAL, Driver
-from tests.faults.load import QUICK, Careful
+from tests.faults.load import NOT_NEEDED, QUICK, Careful
 from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import Receiver, answer, receiving
@@ -43,7 +43,7 @@ WORKER_POINTS = [
     ("committed_run_parked", "committed_call_parked"),
 ]
 # PARKED_RUNS=2500 parks 50,000 calls. A user has at most PARKED_CALLS_PER_USER of them.
-RUNS, CALLS_EACH, CLIENTS, TIMES = int(os.environ.get("PARKED_RUNS", "20")), 20, 16, 3
+RUNS, CALLS_EACH, CLIENTS, TIMES = int(os.environ.get("PARKED_RUNS", "8")), 20, 16, 3
 RUNS_OF_USER = 1000 // CALLS_EACH
 AT_ONCE = 400
 # Of a run worker, whatever is parked.
@@ -53,9 +53,14 @@ PROCESSES = ("web", "runs-1", "runs-2", "webhooks", "maintenance", "beat")
 
 
 @contextlib.contextmanager
-def at_work(**environment: str) -> Iterator[tuple[Stack, Receiver, Driver]]:
+def at_work(without: tuple[str, ...] = (), **environment: str) -> Iterator[tuple[Stack, Receiver, Driver]]:
     with receiving(answer(202, b'{"message": "in line"}')) as films:
-        prepared = {"run_workers": 2, "environment": QUICK | environment, "prepare": PREPARE.format(url=films.url)}
+        prepared = {
+            "run_workers": 2,
+            "without": without,
+            "environment": QUICK | environment,
+            "prepare": PREPARE.format(url=films.url),
+        }
         with Stack(**{**given_services(), **prepared}) as stack:
             yield stack, films, Driver(Careful(stack.session()))
 
@@ -104,51 +109,86 @@ def die_at(stack: Stack, name: str, point: str) -> None:
     process.wanted = False
 
 
+@pytest.fixture(scope="module")
+def service() -> Iterator[tuple[Stack, Receiver]]:
+    """What the following tests share. Each has a user of its own."""
+    with at_work(without=NOT_NEEDED) as (stack, films, _):
+        yield stack, films
+
+
+def test_callbacks_and_cancels_at_the_same_moment(service: tuple[Stack, Receiver]) -> None:
+    stack, films = service
+    driver = Driver(Careful(stack.session("canceller")))
+    runs = [driver.start("/call film {}\n/call film {}\n/say done")["id"] for _ in range(20)]
+    stack.wait_for(lambda: len(addresses(films)) == 40, what="all calls")
+    stack.wait_for(lambda: all(driver.get(run)["awaiting"] for run in runs), what="parked calls")
+    known = addresses(films)
+    work: list[Any] = [lambda run=run: driver.cancel(run) for run in runs]
+    for run in runs:
+        for call in driver.get(run)["toolInvocations"]:
+            work += [lambda path=known[call["id"]]: call_back(stack, path, {"result": 1, "creditUsed": 1.5})] * 3
+    with ThreadPoolExecutor(16) as pool:
+        # Neighbours are of the same run.
+        list(pool.map(lambda at: work[at % len(runs) if at % 7 == 0 else at](), range(len(work))))
+        list(pool.map(driver.cancel, runs))
+    ended = [driver.wait(run, *FINAL) for run in runs]
+    for run in ended:
+        used = sum(call["creditUsed"] for call in run["toolInvocations"] if call["status"] == "COMPLETED")
+        assert used == 1.5 * sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
+        assert {call["status"] for call in run["toolInvocations"]} <= {"COMPLETED", "FAILED"}
+    assert driver.credits()["held"] == "0"
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
+
+
 @pytest.mark.parametrize("points", WORKER_POINTS)
-def test_a_worker_dies_while_it_parks(points: tuple[str, str]) -> None:
-    with at_work() as (stack, films, driver):
-        stack.kill("runs-2")
-        die_at(stack, "runs-1", points[0])
-        runs = [driver.start(f"/call {name} {{}}\n/say {{result}}")["id"] for name in ("film", "film_again", "film")]
-        stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
-        die_at(stack, "runs-2", points[1])
-        if points[1] != "after_tool":  # only a repeatable call reaches it again
-            stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
-        del stack.processes["runs-1"].environment[CRASH_POINT]
-        stack.processes["runs-1"].start()
-        stack.kill("runs-2")
-        stack.wait_for(lambda: {driver.get(run)["awaiting"] for run in runs} == {"tool"}, what="parked calls")
-        # The first worker died before or after its requests.
-        known = addresses(films)
-        calls = [call["id"] for run in runs for call in driver.get(run)["toolInvocations"]]
-        for call in calls:
-            if call in known:
-                assert call_back(stack, known[call], {"result": "a film", "creditUsed": 1.5})["accepted"]
-            else:
-                stack.manage("callback", call, "--result", "a film")
-        ended = [driver.wait(run, timeout=60) for run in runs]
-        assert {run["status"] for run in ended} == {"completed"}
-        stack.manage("reconcile_credits")
-        stack.manage("check_invariants")
+def test_a_worker_dies_while_it_parks(service: tuple[Stack, Receiver], points: tuple[str, str]) -> None:
+    stack, films = service
+    driver = Driver(Careful(stack.session(points[0])))
+    stack.kill("runs-2")
+    die_at(stack, "runs-1", points[0])
+    runs = [driver.start(f"/call {name} {{}}\n/say {{result}}")["id"] for name in ("film", "film_again", "film")]
+    stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
+    die_at(stack, "runs-2", points[1])
+    if points[1] != "after_tool":  # only a repeatable call reaches it again
+        stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
+    del stack.processes["runs-1"].environment[CRASH_POINT]
+    stack.processes["runs-1"].start()
+    stack.kill("runs-2")
+    stack.wait_for(lambda: {driver.get(run)["awaiting"] for run in runs} == {"tool"}, what="parked calls")
+    # The first worker died before or after its requests.
+    known = addresses(films)
+    calls = [call["id"] for run in runs for call in driver.get(run)["toolInvocations"]]
+    for call in calls:
+        if call in known:
+            assert call_back(stack, known[call], {"result": "a film", "creditUsed": 1.5})["accepted"]
+        else:
+            stack.manage("callback", call, "--result", "a film")
+    ended = [driver.wait(run, timeout=60) for run in runs]
+    assert {run["status"] for run in ended} == {"completed"}
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
 
 
 @pytest.mark.parametrize("point", ["before_outcome", "committed_outcome"])
-def test_the_web_process_dies_during_a_callback(point: str) -> None:
+def test_the_web_process_dies_during_a_callback(service: tuple[Stack, Receiver], point: str) -> None:
     """The tool gets no answer and repeats the callback. Its outcome counts once, and the run resumes by a sweep."""
-    with at_work() as (stack, films, driver):
-        run = driver.start("/call film {}\n/say {result}")["id"]
-        stack.wait_for(lambda: driver.get(run)["awaiting"] == "tool", what="a parked call")
-        (path,) = addresses(films).values()
-        stack.restart("web", environment={CRASH_POINT: point})
-        with pytest.raises(requests.RequestException):
-            requests.post(stack.url + path, json={"result": "a film", "creditUsed": 1.5}, timeout=10)
-        del stack.processes["web"].environment[CRASH_POINT]
-        stack.restart("web")
-        answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
-        assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")
-        check(driver, [run], 1)
-        stack.manage("reconcile_credits")
-        stack.manage("check_invariants")
+    stack, films = service
+    driver = Driver(Careful(stack.session(point)))
+    run = driver.start("/call film {}\n/say {result}")["id"]
+    stack.wait_for(lambda: driver.get(run)["awaiting"] == "tool", what="a parked call")
+    (call,) = driver.get(run)["toolInvocations"]
+    path = addresses(films)[call["id"]]
+    stack.restart("web", environment={CRASH_POINT: point})
+    with pytest.raises(requests.RequestException):
+        requests.post(stack.url + path, json={"result": "a film", "creditUsed": 1.5}, timeout=10)
+    del stack.processes["web"].environment[CRASH_POINT]
+    stack.restart("web")
+    answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
+    assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")
+    check(driver, [run], 1)
+    stack.manage("reconcile_credits")
+    stack.manage("check_invariants")
 
 
 class ToolClient:
@@ -221,8 +261,7 @@ def test_callbacks_from_many_clients_after_all_processes_were_killed() -> None:
         assert note("all runs are parked") - first < GROWTH_MIB
         for name in PROCESSES:
             stack.kill(name)
-        for name in PROCESSES:
-            stack.restart(name)
+        stack.restart(*PROCESSES)
         assert note("all processes were killed and started again") - new < GROWTH_MIB
         paths = list(addresses(films).values())
         assert len(paths) == RUNS * CALLS_EACH
@@ -240,27 +279,3 @@ def test_callbacks_from_many_clients_after_all_processes_were_killed() -> None:
         stack.manage("reconcile_credits")
         stack.manage("check_invariants")
         note("all runs are completed and charged once")
-
-
-def test_callbacks_and_cancels_at_the_same_moment() -> None:
-    with at_work() as (stack, films, driver):
-        runs = [driver.start("/call film {}\n/call film {}\n/say done")["id"] for _ in range(20)]
-        stack.wait_for(lambda: len(addresses(films)) == 40, what="all calls")
-        stack.wait_for(lambda: all(driver.get(run)["awaiting"] for run in runs), what="parked calls")
-        known = addresses(films)
-        work: list[Any] = [lambda run=run: driver.cancel(run) for run in runs]
-        for run in runs:
-            for call in driver.get(run)["toolInvocations"]:
-                work += [lambda path=known[call["id"]]: call_back(stack, path, {"result": 1, "creditUsed": 1.5})] * 3
-        with ThreadPoolExecutor(16) as pool:
-            # Neighbours are of the same run.
-            list(pool.map(lambda at: work[at % len(runs) if at % 7 == 0 else at](), range(len(work))))
-            list(pool.map(driver.cancel, runs))
-        ended = [driver.wait(run, *FINAL) for run in runs]
-        for run in ended:
-            used = sum(call["creditUsed"] for call in run["toolInvocations"] if call["status"] == "COMPLETED")
-            assert used == 1.5 * sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
-            assert {call["status"] for call in run["toolInvocations"]} <= {"COMPLETED", "FAILED"}
-        assert driver.credits()["held"] == "0"
-        stack.manage("reconcile_credits")
-        stack.manage("check_invariants")

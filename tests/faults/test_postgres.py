@@ -24,8 +24,8 @@ def load(postgres_server: PostgresServer) -> Iterator[Load]:
 
 
 def test_runs_survive_repeated_loss_of_all_connections(load: Load) -> None:
-    with load.going(42, seconds=14):
-        for _ in range(7):
+    with load.going(21, seconds=10):
+        for _ in range(5):
             time.sleep(2)
             with psycopg.connect(load.stack.environment["DATABASE_URL"], autocommit=True) as connection:
                 (cut,) = connection.execute(TERMINATE).fetchone() or (0,)
@@ -34,12 +34,12 @@ def test_runs_survive_repeated_loss_of_all_connections(load: Load) -> None:
 
 
 def test_runs_survive_restarts_of_the_server(load: Load, postgres_server: PostgresServer) -> None:
-    with load.going(42, seconds=12):
-        time.sleep(3)
+    with load.going(21, seconds=10):
+        time.sleep(2)
         postgres_server.stop()
         time.sleep(3)
         postgres_server.start()
-        time.sleep(3)
+        time.sleep(2)
         postgres_server.kill()
         postgres_server.start()
     load.check()

@@ -29,15 +29,15 @@ def load(redis_server: RedisServer) -> Iterator[Load]:
 
 
 def test_runs_survive_repeated_flushes(load: Load, redis_server: RedisServer) -> None:
-    with load.going(28, seconds=8):
-        for _ in range(16):
+    with load.going(14, seconds=5):
+        for _ in range(10):
             redis_server.flush()
             time.sleep(0.5)
     load.check()
 
 
 def test_runs_continue_while_redis_is_stopped(load: Load, redis_server: RedisServer) -> None:
-    with load.going(28, seconds=10):
+    with load.going(14, seconds=7):
         time.sleep(2)
         redis_server.stop()
         # Without the broker, requests are accepted without delay and the sweeps of the workers find the runs.
@@ -50,7 +50,7 @@ def test_runs_continue_while_redis_is_stopped(load: Load, redis_server: RedisSer
 
 
 def test_runs_continue_while_redis_hangs_with_open_connections(load: Load, redis_server: RedisServer) -> None:
-    with load.going(28, seconds=10):
+    with load.going(14, seconds=7):
         time.sleep(2)
         redis_server.pause()
         try:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.load import QUICK, Kind, Load, at_work
+from tests.faults.load import NOT_NEEDED, QUICK, Kind, Load, at_work
 from tests.faults.providers import counting, rows
 from tests.faults.test_crash_points import die_at
 from tests.stack.process import free_port
@@ -13,6 +13,7 @@ from tests.stack.process import free_port
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
 ATTEMPTS = 2
+MANY = 200
 ENVIRONMENT = QUICK | {"MODEL_ATTEMPTS": str(ATTEMPTS), "runs.llm.retry.MODEL_RETRY_SECONDS": "0.2"}
 # The model ``away`` is never there, so each run asks it twice and then its fallback.
 MODELS = """
@@ -30,7 +31,6 @@ EXHAUSTED = Kind("/say so far\n/flaky 503 9", status="failed")
 # Each test kills two workers. The second dies while it takes over the runs of the first.
 POINTS = (
     ("before_model", "after_failed_attempt"),
-    ("before_failed_attempt", "before_model"),
     ("after_failed_attempt", "after_failed_attempt"),
     ("after_model", "before_failed_attempt"),
     ("before_failed_attempt", "committed_failed"),
@@ -39,7 +39,7 @@ POINTS = (
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with at_work(environment=ENVIRONMENT, prepare=MODELS.format(port=free_port())) as load:
+    with at_work(environment=ENVIRONMENT, prepare=MODELS.format(port=free_port()), without=NOT_NEEDED) as load:
         yield load
 
 
@@ -85,7 +85,7 @@ def check_attempts(load: Load, run_id: str, models: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_runs_complete_although_every_fifth_request_fails() -> None:
+def test_many_runs_complete_although_every_fifth_request_fails() -> None:
     with counting(0.05, failing=0.2) as provider:
         environment = QUICK | {
             "RUN_USER_LIMIT": "0",
@@ -93,9 +93,9 @@ def test_a_thousand_runs_complete_although_every_fifth_request_fails() -> None:
             "runs.llm.retry.MODEL_RETRY_SECONDS": "0.2",
         }
         environment |= {"RUN_LEASE_SECONDS": "10"}
-        with at_work(environment=environment, prepare=rows(provider, default=True)) as load:
+        with at_work(environment=environment, prepare=rows(provider, default=True), without=NOT_NEEDED) as load:
             with ThreadPoolExecutor(8) as pool:
-                list(pool.map(load.start, [Kind("Hello", "counted")] * 1000))
+                list(pool.map(load.start, [Kind("Hello", "counted")] * MANY))
             load.check(timeout=300)
-            assert provider.failures > 100
-            assert len(provider.begun) == 1000 + provider.failures
+            assert provider.failures > MANY // 10
+            assert len(provider.begun) == MANY + provider.failures

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import QUICK, Kind, Load, at_work
+from tests.faults.load import NOT_NEEDED, QUICK, Kind, Load, at_work
 from tests.webhooks.receiver import answer, held
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
@@ -19,7 +19,7 @@ OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id W
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with at_work(environment=LIMITS) as load:
+    with at_work(environment=LIMITS, without=NOT_NEEDED) as load:
         yield load
 
 
