@@ -24,11 +24,9 @@ from runs.models import (
     RunStatus,
     ToolInvocation,
     Waitpoint,
-    WaitpointKind,
     WaitpointStatus,
 )
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
-from runs.tools.questions import Dialogue
 
 # The task that contacts the servers of parked calls' tools.
 CONTACT = "runs.contact_tools"
@@ -57,7 +55,7 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
     fence_to_dispatch(run, calls)
     moved = [move_call(call, to, **changes) if to else call for call, to, changes in dispatch(run, calls, approved)]
     changes = awaiting({run.awaiting, *(call.awaiting for call in moved)})
-    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), owned=True, **changes)
+    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), **changes)
     return Moved(run, moved)
 
 
@@ -150,7 +148,7 @@ def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | Too
     to, columns = end_of(call, outcome)
     columns |= {"remote_task": ""} | told
     happened = [events.tool_completed(changed(call, status=to, **columns))]
-    run = move_run(run, RunStatus.RUNNING, happened, owned=True)
+    run = move_run(run, RunStatus.RUNNING, happened)
     ended = move_call(call, to, **columns)
     settle(ended)
     return Moved(run, [ended])
@@ -161,37 +159,8 @@ def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
     """What the server of a call that it has not finished asks the user; or that the call is made again with the
     answers, before they are sent: if this worker is lost then, the outcome is as unknown as that of any call.
     """
-    run = move_run(run, RunStatus.RUNNING, (), owned=True)
+    run = move_run(run, RunStatus.RUNNING, ())
     return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
-
-
-def answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
-    """What the user's answer to a question about an open call changes in the call.
-
-    An approved call gets its hold and stays PENDING, also if the hold or the run has to wait for credits; or → FAILED
-    if credits or budget do not suffice. A refused one → REFUSED: it costs nothing. An answer to the server of a call
-    that it has not finished is told to a task's server at once when it has all answers, to any other one when the call
-    is made again.
-    """
-    if kind == WaitpointKind.CLARIFICATION:
-        if call.status == InvocationStatus.DISPATCHING:
-            dialogue = Dialogue.from_text(call.remote_task).with_answer(payload.get("data"))
-            changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
-            if call.awaiting and not dialogue.questions:
-                changes["contact_at"] = clock.now()
-                nudge_after_commit(CONTACT, call.id)
-            move_call(call, InvocationStatus.DISPATCHING, **changes)
-        return []
-    if not payload["approved"]:
-        message = "The user refused the call" + (f": {payload['reason']}" if payload.get("reason") else ".")
-        refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
-        return [events.tool_completed(move_call(call, InvocationStatus.REFUSED, **refused))]
-    try:
-        spending.hold_call(run, call)
-    except ToolFailure as failure:
-        to, ended = end_of(call, failure)
-        return [events.tool_completed(move_call(call, to, **ended))]
-    return []
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:

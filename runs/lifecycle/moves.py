@@ -75,23 +75,20 @@ def move_run(
     to: str,
     happened: Sequence[StreamEvent],
     *,
-    owned: bool,
     before: Writes | None = None,
     also: Writes | None = None,
     **changes: Any,
 ) -> Run:
     """Move ``run`` to ``to``, perhaps the same status, and append ``happened`` to its stream with the webhook events
-    that report it. Returns the run as it then is.
-
-    ``owned``: only if the lease that ``run`` was claimed under still holds. Raises LeaseLost if the row is not as
-    ``run`` says, or a guard of ``before`` finds no row; then ``also`` is not written either.
+    that report it. Returns the run as it then is. Raises LeaseLost if the row is not as ``run`` says, or a guard of
+    ``before`` finds no row; then ``also`` is not written either.
     """
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
     writes = Writes()
     if before is not None:
         writes.include(before)
-    writes.update(Run, as_known(run, owned=owned), changes, _KEY)
+    writes.update(Run, as_known(run), changes, _KEY)
     writes.guards = len(writes.statements)
     writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
     _emit(writes, run, happened)
@@ -110,12 +107,12 @@ def move_run(
     return moved
 
 
-def as_known(run: Run, *, owned: bool) -> dict[str, Any]:
-    """The conditions under which the row is as ``run`` says. If the answer to a commit was lost, the row's index is
-    ahead, and the same step must not be written twice. An owner must know of a requested cancel, which would be lost
-    with the run's next move.
+def as_known(run: Run) -> dict[str, Any]:
+    """The conditions under which the row is as ``run`` says: the lease that it was claimed under still holds. If the
+    answer to a commit was lost, the row's index is ahead, and the same step must not be written twice. A requested
+    cancel must be known, because it would be lost with the next move.
     """
-    names = ["status", "last_stream_index"] + (["lease_token", "worker_id", "cancel_requested_at"] if owned else [])
+    names = ("status", "last_stream_index", "lease_token", "worker_id", "cancel_requested_at")
     return {"id": run.pk} | {name: getattr(run, name) for name in names}
 
 
@@ -165,7 +162,7 @@ def fence(run: Run, *, ends: bool = False) -> Run:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row is
     not as ``run`` says. A transition that ``ends`` the run gets it with a cancel that was requested meanwhile.
     """
-    known = as_known(run, owned=True)
+    known = as_known(run)
     if ends:
         del known["cancel_requested_at"]
     found = Run.objects.select_for_update(no_key=True).filter(**known).values_list("cancel_requested_at").first()

@@ -69,7 +69,7 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
         changes["progress"] = _progress(now, None, parked.message)
     call = move_call(call, InvocationStatus.DISPATCHING, **changes)
     happened = [events.tool_parked(call)] + ([events.tool_progress(call)] if parked.message else [])
-    run = move_run(run, RunStatus.RUNNING, happened, owned=True, awaiting=run.awaiting or Awaiting.TOOL.value)
+    run = move_run(run, RunStatus.RUNNING, happened, awaiting=run.awaiting or Awaiting.TOOL.value)
     crash_after_commit("call_parked")
     return Moved(run, [call])
 
@@ -84,7 +84,7 @@ def latest_end(call: ToolInvocation) -> datetime:
 def park_run(run: Run) -> Moved:
     """The owner gives up its lease and the run's place, because all open calls await others."""
     changes = stop_running(run) | {"parked": True, "due_at": None}
-    run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
+    run = move_run(run, RunStatus.RUNNING, (), **changes)
     nudge_next_throttled(run.user_id)
     crash_after_commit("run_parked")
     return Moved(run)
@@ -115,7 +115,7 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     if call.status != InvocationStatus.DISPATCHING or disturbs or is_early:
         return Recorded(call, accepted=False)
     call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, fraction, message))
-    move_run(run, run.status, [events.tool_progress(call)], owned=False)
+    move_run(run, run.status, [events.tool_progress(call)])
     return Recorded(call, accepted=True)
 
 
@@ -155,7 +155,7 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     happened = [events.tool_completed(ended), *dropped]
     if dropped:
         happened.append(events.run_status(run, RunStatus.QUEUED))
-    move_run(run, RunStatus.QUEUED if dropped else run.status, happened, owned=False, **after)
+    move_run(run, RunStatus.QUEUED if dropped else run.status, happened, **after)
     calls.settle(ended)
     crash_after_commit("outcome")
     if resumes:
@@ -246,6 +246,6 @@ def _ask(call: ToolInvocation, still: Parked) -> None:
     changes = {"progress": _progress(clock.now(), None, still.message or question.text), "contact_at": None}
     call = move_call(call, InvocationStatus.DISPATCHING, remote_task=still.remote_task, **changes)
     resumes: dict[str, Any] = {"due_at": clock.now() + NUDGE_GRACE} if run.parked else {}
-    move_run(run, run.status, [events.tool_progress(call)], owned=False, **resumes)
+    move_run(run, run.status, [events.tool_progress(call)], **resumes)
     if resumes:
         nudge_after_commit(EXECUTE, run.pk)

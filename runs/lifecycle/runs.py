@@ -84,7 +84,7 @@ def request_cancel(run_id: str) -> None:
     requested = run.cancel_requested_at or clock.now()
     if run.status == RunStatus.RUNNING and run.worker_id is not None:
         if run.cancel_requested_at is None:
-            move_run(run, RunStatus.RUNNING, (), owned=False, cancel_requested_at=requested)
+            move_run(run, RunStatus.RUNNING, (), cancel_requested_at=requested)
         return
     finish(run, RunStatus.CANCELLED, owned=False, cancel_requested_at=requested)
 
@@ -133,7 +133,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
         if run.unrecorded_text:
             happened += reset_events(run, recorded_text(run))
             changes["unrecorded_text"] = False
-    return move_run(run, RunStatus.RUNNING, happened, owned=False, also=also, **changes)
+    return move_run(run, RunStatus.RUNNING, happened, also=also, **changes)
 
 
 @transaction.atomic
@@ -167,7 +167,7 @@ def record_turn(
     also.insert(*stored)
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
     changes |= call_transitions.awaiting({run.awaiting, *(call.awaiting for call in stored)})
-    return Moved(move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes), stored, turn)
+    return Moved(move_run(run, RunStatus.RUNNING, happened, also=also, **changes), stored, turn)
 
 
 def complete(
@@ -190,7 +190,7 @@ def complete(
     changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason, "limited_by": limited_by}
     if output is not None:
         changes |= {"output": output, "finish_reason": "stop", "limited_by": None}
-    move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, owned=True, **changes)
+    move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, **changes)
     # Usually no run waits behind this one: then all is one statement (docs/decisions/0011).
     guards, alone = Writes(), Writes()
     leave_chat(run, guards, alone)
@@ -220,7 +220,7 @@ def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: 
         if not attempt.compaction:
             happened.append(events.model_retrying(attempt))
             changes["model_retries"] = run.model_retries + 1
-    run = move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **changes)
+    run = move_run(run, RunStatus.RUNNING, happened, also=also, **changes)
     return Moved(run, attempt=attempt)
 
 
@@ -232,7 +232,7 @@ def record_compaction(run: Run, compaction: Compaction, charge: Charge | None) -
     also = Writes()
     also.insert(compaction)
     happened = [events.context_compacted(compaction)]
-    run = move_run(run, RunStatus.RUNNING, happened, owned=True, also=also, **spending.usage(run, compaction))
+    run = move_run(run, RunStatus.RUNNING, happened, also=also, **spending.usage(run, compaction))
     crash_after_commit("compaction")
     return Moved(run)
 
@@ -266,7 +266,7 @@ def hand_over(run: Run) -> Moved:
     fence(run)
     changes = spending.settle(run) | stop_running(run)
     changes |= {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
-    run = move_run(run, RunStatus.RUNNING, (), owned=True, **changes)
+    run = move_run(run, RunStatus.RUNNING, (), **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return Moved(run)
 
@@ -331,6 +331,6 @@ def finish(
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
         transaction.on_commit(functools.partial(moves.log_failure, run.pk, code, reason, attempt), robust=True)
-    run = move_run(run, to, happened, owned=owned, also=also, **changes)
+    run = move_run(run, to, happened, also=also, **changes)
     unblock(promoted)
     return Moved(run)

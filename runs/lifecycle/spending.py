@@ -222,7 +222,7 @@ def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) 
     """``charge`` as a part of the transition of the run's owner, whose ``guards`` and other writes these are."""
     if charged is not None and charged.hold is not None:
         # The account changes only if the run's row will: later guards must find theirs.
-        guards.lock(Run, as_known(run, owned=True))
+        guards.lock(Run, as_known(run))
         ledger.charge_turn_with(guards, also, charged.hold, charged.amount, price=charged.price)
 
 

@@ -166,7 +166,7 @@ def settle_lost(run_id: str) -> None:
     if run := rows.select_for_update(no_key=True, skip_locked=True).first():
         changes = spending.settle(run)
         if changes:
-            move_run(run, RunStatus.RUNNING, (), owned=False, **changes)
+            move_run(run, RunStatus.RUNNING, (), **changes)
 
 
 @transaction.atomic

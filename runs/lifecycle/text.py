@@ -81,7 +81,7 @@ def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
     appended: set[str] = set()
     for run, text in batch:
         with contextlib.suppress(LeaseLost):
-            move_run(run, RunStatus.RUNNING, text_events(text), owned=True, unrecorded_text=True)
+            move_run(run, RunStatus.RUNNING, text_events(text), unrecorded_text=True)
             appended.add(run.pk)
     return appended
 

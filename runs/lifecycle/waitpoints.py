@@ -13,12 +13,23 @@ from config.queue.nudges import nudge_after_commit
 from credits import ledger, sums
 from runs import events
 from runs.apps import RESUME_PAID
-from runs.errors import RunError
+from runs.errors import CallError, RunError
+from runs.events import StreamEvent
 from runs.lifecycle import calls, runs, spending
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
-from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_run, stop_running
+from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_call, move_run, stop_running
 from runs.lifecycle.spending import Refusal
-from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
+from runs.models import (
+    InvocationStatus,
+    Run,
+    RunStatus,
+    ToolInvocation,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
+from runs.tools.base import ToolFailure
+from runs.tools.questions import Dialogue
 
 # Runs of one user that are resumed in one go; the sweep continues.
 RESUMED_AT_ONCE = 500
@@ -61,7 +72,7 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
     expires_at = now + timedelta(seconds=seconds)
     waitpoint = Waitpoint(id=new_id("wp"), run=run, created_at=now, expires_at=expires_at, **columns)
     happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
-    run = move_run(run, RunStatus.WAITING, happened, owned=True, **stop_running(run))
+    run = move_run(run, RunStatus.WAITING, happened, **stop_running(run))
     waitpoint.save(force_insert=True)
     return Moved(run)
 
@@ -92,11 +103,40 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
         runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message, happened=happened)
         return waitpoint
     if call is not None:
-        happened += calls.answer_call(run, call, waitpoint.kind, payload)
+        happened += _answer_call(run, call, waitpoint.kind, payload)
     happened.append(events.run_status(run, RunStatus.QUEUED))
-    move_run(run, RunStatus.QUEUED, happened, owned=False, due_at=now + NUDGE_GRACE, **changes)
+    move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return waitpoint
+
+
+def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
+    """What the user's answer to a question about an open call changes in the call.
+
+    An approved call gets its hold and stays PENDING, also if the hold or the run has to wait for credits; or → FAILED
+    if credits or budget do not suffice. A refused one → REFUSED: it costs nothing. An answer to the server of a call
+    that it has not finished is told to a task's server at once when it has all answers, to any other one when the call
+    is made again.
+    """
+    if kind == WaitpointKind.CLARIFICATION:
+        if call.status == InvocationStatus.DISPATCHING:
+            dialogue = Dialogue.from_text(call.remote_task).with_answer(payload.get("data"))
+            changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
+            if call.awaiting and not dialogue.questions:
+                changes["contact_at"] = clock.now()
+                nudge_after_commit(calls.CONTACT, call.id)
+            move_call(call, InvocationStatus.DISPATCHING, **changes)
+        return []
+    if not payload["approved"]:
+        message = "The user refused the call" + (f": {payload['reason']}" if payload.get("reason") else ".")
+        refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
+        return [events.tool_completed(move_call(call, InvocationStatus.REFUSED, **refused))]
+    try:
+        spending.hold_call(run, call)
+    except ToolFailure as failure:
+        to, ended = calls.end_of(call, failure)
+        return [events.tool_completed(move_call(call, to, **ended))]
+    return []
 
 
 def payable() -> QuerySet[Waitpoint]:
