@@ -39,11 +39,11 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
     await session.learn_tools(call.name for call in calls)
     offered = session.tools()
-    tools = [offered.get(call.name) for call in calls]
-    inputs = await session.process.tool_threads.run(session.run.user_id, _parse, calls, tools)
+    pairs = [(call, offered.get(call.name)) for call in calls]
+    inputs = await session.process.tool_threads.run(session.run.user_id, lambda: [_parse(*pair) for pair in pairs])
     now = clock.now()
     new: list[ToolInvocation] = []
-    for index, (call, tool, (input, failure)) in enumerate(zip(calls, tools, inputs, strict=True), 1):
+    for index, ((call, tool), (input, failure)) in enumerate(zip(pairs, inputs, strict=True), 1):
         invocation = ToolInvocation(
             id=new_id("inv"),
             run=session.run,
@@ -63,22 +63,17 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     return new
 
 
-def _parse(
-    calls: list[ToolCall], tools: list[ToolDefinition | None]
-) -> list[tuple[dict[str, Any], ToolFailure | None]]:
-    """Of each call the arguments, which are {} if they are no JSON object, and why the call fails."""
-    inputs: list[tuple[dict[str, Any], ToolFailure | None]] = []
-    for call, tool in zip(calls, tools, strict=True):
-        unknown = ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
-        input: dict[str, Any] = {}
-        try:
-            input = parse_arguments(call.arguments)
-            if tool is not None:
-                check_input(tool, input)
-            inputs.append((input, None if tool else unknown))
-        except ToolFailure as failure:
-            inputs.append((input, failure if tool else unknown))
-    return inputs
+def _parse(call: ToolCall, tool: ToolDefinition | None) -> tuple[dict[str, Any], ToolFailure | None]:
+    """The arguments, which are {} if they are no JSON object, and why the call fails."""
+    unknown = None if tool else ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
+    input: dict[str, Any] = {}
+    try:
+        input = parse_arguments(call.arguments)
+        if tool is not None:
+            check_input(tool, input)
+    except ToolFailure as failure:
+        return input, unknown or failure
+    return input, unknown
 
 
 def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[ToolInvocation]:

@@ -11,7 +11,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from runs import lifecycle
-from runs.engine.session import Process
+from runs.engine.process import Process
 from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
 from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import type_of
@@ -103,9 +103,8 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
     """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
     user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
     kind = None if tool is None else type_of(tool)
-    ask = None if kind is None else kind.contact
     answer: ToolResult | ToolFailure | Parked | None = None
-    if tool is not None and ask is not None:
+    if tool is not None and kind is not None and kind.contact is not None:
         context = ToolContext(
             invocation_id=call.id,
             run_id=call.run_id,
@@ -119,7 +118,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             end_reason="" if is_open else call.end_reason,
         )
         try:
-            answer = await ask(tool, context)
+            answer = await kind.contact(tool, context)
             if isinstance(answer, ToolResult):
                 answer = clean_result(await store_images(context, answer))
         except ToolFailure as failure:

@@ -16,8 +16,8 @@ from runs import catalogue, lifecycle, metrics
 from runs.engine.contacts import Contacts
 from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
-from runs.engine.session import Interruption, Process, Session
-from runs.engine.text import flush_forever
+from runs.engine.process import Process
+from runs.engine.session import Interruption, Session, claim, flush_forever
 from runs.llm.registry import aclose_all, preload
 from runs.models import Run, RunStatus, Worker
 
@@ -126,7 +126,7 @@ class Engine:
     async def _execute(self, run_id: str) -> None:
         logs.run_id.set(run_id)
         try:
-            claimed = await self.process.claim(run_id)
+            claimed = await claim(self.process, run_id)
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
                 parent = tracing.parent_of(claimed.run.trace_parent)

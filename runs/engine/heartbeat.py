@@ -18,7 +18,7 @@ from config.kernel import clock
 from config.queue import jobs
 from config.telemetry import logs
 from runs import catalogue, lifecycle
-from runs.engine.session import Process
+from runs.engine.process import Process
 from runs.models import Run, RunStatus, Worker
 
 # Interval at which a worker looks for cancellation requests; at most a fifth of `RUN_LEASE_SECONDS`.

@@ -17,7 +17,8 @@ from chats.attachments import attached_to
 from chats.models import Attachment, Message
 from config.database.queries import read
 from runs.engine.transcript import NOTE_CHARS, Cut, RunPart, TurnPart, cut_of, turn_parts
-from runs.lifecycle import Moved, join_text
+from runs.events import join_text
+from runs.lifecycle import Moved
 from runs.llm.base import AttachedFile, UserMessage
 from runs.models import (
     FINAL_INVOCATION_STATUSES,

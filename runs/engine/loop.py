@@ -12,7 +12,7 @@ from config.telemetry.logs import request_id
 from runs import lifecycle
 from runs.engine import calls
 from runs.engine.requests import Exhausted, RunFailed
-from runs.engine.session import Interruption, Session, Streamed
+from runs.engine.session import Interruption, Session
 from runs.engine.turns import try_turn
 from runs.errors import RunError
 from runs.models import RunStatus
@@ -44,7 +44,7 @@ async def execute(session: Session) -> None:
             if end is None:
                 await _steps(session)
             elif session.run.status == RunStatus.RUNNING:
-                await session.step(*end, partial=session.partial_charge(), streamed=Streamed.RECORDED)
+                await session.step(*end, partial=session.partial_charge(), stores_text=True)
             return
         except asyncio.CancelledError:
             if session.interruption is Interruption.BEHIND:

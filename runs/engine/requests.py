@@ -1,24 +1,49 @@
-"""One request to a model: its hold and its stream, the record of its failure, and what ends a run in its worker."""
+"""A request to a model: how much it may cost, its hold and its stream, what it cost, and the record of its failure; and
+what ends a run in its worker.
+
+The bound of the tokens in is never under what a provider counts: a token is at least one byte of the request. Where a
+provider has counted a request with the same beginning, of any run of the model, that count stands for it.
+"""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any, NamedTuple
+
+from django.conf import settings
 
 from config.kernel import clock
 from config.kernel.errors import Unavailable
 from config.telemetry import tracing
+from credits import ledger, sums
+from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import spending
 from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
+from runs.lifecycle import Refusal
 from runs.llm import files as llm_files
 from runs.llm import retry
-from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd
+from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
+from runs.llm.measure import Size, measure, upper_bound
 from runs.llm.registry import client_for
-from runs.models import ModelAttempt, ToolInvocation
+from runs.models import CountedBeginning, ModelAttempt, Run, ToolInvocation
+
+# Each of a turn's four amounts is rounded.
+ROUNDING = 4
+# Another run of the user can take the credits between the look at them and the hold.
+TRIES = 10
+# Beginnings that a process remembers.
+KEPT = 10_000
+# A count that is hardly lower than the known one is not worth a write.
+WORTH = 0.95
+
+LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError.BUDGET_EXCEEDED: "budget"}
+
+# The lowest count of a request by the digest of its beginning.
+_known: dict[str, int] = {}
 
 
 class RunFailed(Exception):
@@ -36,9 +61,34 @@ class RunFailed(Exception):
 class Exhausted(RunFailed):
     """Credits or budget do not reach for the next step: the ``call``, or without one a request to a model."""
 
-    def __init__(self, refusal: lifecycle.Refusal, call: ToolInvocation | None = None) -> None:
+    def __init__(self, refusal: Refusal, call: ToolInvocation | None = None) -> None:
         self.refusal, self.call = refusal, call
         super().__init__(refusal.code, refusal.message)
+
+
+class Allowance(NamedTuple):
+    """``hold`` is None for a free model. ``size`` is the request's, for the bound of later ones. ``limited_by`` says
+    what the output limit is from: the ``model``, ``budget`` or ``credits``.
+    """
+
+    hold: LedgerEntry | None
+    output_tokens: int
+    size: Size
+    limited_by: str = "model"
+
+
+class Unclear(NamedTuple):
+    """Credits or budget reach for less than the full output limit if the bytes count. The provider's own count of the
+    request, for which ``digest`` stands, can be closer.
+    """
+
+    digest: str
+
+
+class Wait(NamedTuple):
+    """The credits do not reach now, but other steps of the user hold enough of them. ``least`` is what is needed."""
+
+    least: int
 
 
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
@@ -55,29 +105,29 @@ async def with_files(session: Session, request: ModelRequest, held: contextlib.A
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    allowance: spending.Allowance
+    allowance: Allowance
     calls: list[ToolCall]
     end: TurnEnd
 
 
 async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
-) -> Answer | spending.Wait | lifecycle.Refusal:
+) -> Answer | Wait | Refusal:
     """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
-    text; the other arguments are those of ``spending.allow``. Raises ModelError.
+    text; the other arguments are those of ``allow``. Raises ModelError.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
-    allowance = await session.db(spending.allow, request, step, counted, reserve, may_count)
-    if isinstance(allowance, spending.Unclear):
+    allowance = await session.db(allow, request, step, counted, reserve, may_count)
+    if isinstance(allowance, Unclear):
         if tokens := await client_for(request.model.server).count(request):
             counted[allowance.digest] = tokens
-        allowance = await session.db(spending.allow, request, step, counted, reserve)
-    if not isinstance(allowance, spending.Allowance):
-        assert not isinstance(allowance, spending.Unclear)  # noqa: S101  (the provider was asked)
+        allowance = await session.db(allow, request, step, counted, reserve)
+    if not isinstance(allowance, Allowance):
+        assert not isinstance(allowance, Unclear)  # noqa: S101  (the provider was asked)
         return allowance
     request = replace(request, max_output_tokens=allowance.output_tokens)
-    session.partial_charge = partial(spending.partial_charge, request, allowance)
+    session.partial_charge = partial(partial_charge, request, allowance)
     lifecycle.crash_point("before_summary" if request.summarises else "before_model")
     await session.confirm_lease()
     calls: list[ToolCall] = []
@@ -125,3 +175,141 @@ def failed_request(
         started_at=started_at,
         finished_at=now,
     )
+
+
+def allow(
+    run: Run,
+    request: ModelRequest,
+    step: tuple[int | str, int],
+    counted: Mapping[str, int],
+    reserve: int = 0,
+    may_count: bool = False,
+) -> Allowance | Wait | Refusal | Unclear:
+    """Hold the most that the request can cost, with an output limit that credits and budget reach for. ``step`` are the
+    turn's index, or the key of a compaction, and the number of the request under the run's lease; ``counted`` is as in
+    ``measure.upper_bound``. ``reserve`` is what must be left for the request after it. ``may_count``: the provider can
+    count the request.
+
+    Returns a Refusal if they do not reach for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
+    """
+    model, size = request.model, measure(request)
+    if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
+        return Allowance(None, request.max_output_tokens, size)
+    tokens = upper_bound(request, {**_counted_before(size), **counted}, size)
+    lowest = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
+    least = _most(model, tokens, lowest) + reserve
+    limit = _most(model, tokens, request.max_output_tokens)
+    refusal = Refusal(RunError.INSUFFICIENT_CREDITS, least, 0)
+    if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) - reserve < limit:
+        limit, refusal = left - reserve, Refusal(RunError.BUDGET_EXCEEDED, least, left)
+    for number in range(TRIES):
+        if number or reserve:
+            available = lifecycle.spendable(run, least)
+            if available is None:
+                return _held(run, step, size) or Wait(least)
+            if available - reserve < limit:
+                limit, refusal = available - reserve, Refusal(RunError.INSUFFICIENT_CREDITS, least, available)
+        output_tokens = _affordable(model, tokens, limit, request.max_output_tokens)
+        if may_count and output_tokens < request.max_output_tokens:
+            return Unclear(size.beginnings[-1][0])
+        if output_tokens < lowest:
+            return _held(run, step, size) or refusal
+        price = {
+            "model": model.name,
+            "in": model.price_in,
+            "out": model.price_out,
+            "inputTokens": tokens,
+            "outputTokens": output_tokens,
+            "estimatedTokens": min(size.tokens, model.context_tokens),
+        }
+        try:
+            hold = lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price)
+        except ledger.InsufficientCredits:
+            continue
+        limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
+        # A repeated call has the hold of the first.
+        return Allowance(hold, (hold.price or {})["outputTokens"] if hold else output_tokens, size, limited_by)
+    return Wait(least)
+
+
+def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None:
+    """What this very step holds, if the answer to its commit was lost: credits and budget do not reach for it twice."""
+    held = lifecycle.held_turn(run, *step)
+    return Allowance(held, (held.price or {})["outputTokens"], size) if held else None
+
+
+def least_cost(request: ModelRequest) -> int:
+    """What must be available for the request, in micro-credits."""
+    output_tokens = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
+    return _most(request.model, upper_bound(request), output_tokens)
+
+
+def _most(model: ModelDefinition, input_tokens: int, output_tokens: int) -> int:
+    """The most that so many tokens cost, in micro-credits."""
+    price_in = max(model.price_in, model.price_cached_in, model.price_cache_write)
+    return -(-input_tokens * price_in // 1000) - (-output_tokens * model.price_out // 1000) + ROUNDING
+
+
+def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int) -> int:
+    """The output limit, at most ``most``, that ``limit`` micro-credits reach for; negative if not for the input."""
+    left = limit - _most(model, input_tokens, 0)
+    if left < 0:
+        return -1
+    return min(most, left * 1000 // model.price_out) if model.price_out else most
+
+
+def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) -> lifecycle.Charge:
+    """What the usage costs."""
+    price: dict[str, Any] = {
+        "model": model.name,
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "in": model.price_in,
+        "out": model.price_out,
+    }
+    if usage.cached_tokens:
+        price |= {"cachedInputTokens": usage.cached_tokens, "cachedIn": model.price_cached_in}
+    if usage.cache_write_tokens:
+        price |= {"cacheWriteTokens": usage.cache_write_tokens, "cacheWrite": model.price_cache_write}
+    if usage.estimated:
+        price["estimated"] = True
+    amount = model.cost(usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens, usage.output_tokens)
+    return lifecycle.Charge(hold, amount, price)
+
+
+def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Charge | None:
+    """What a request cost that ended early, by the provider's counts or an estimate; None if no answer had begun."""
+    usage = request.progress.usage
+    return None if usage is None else charge_of(request.model, usage(), allowance.hold)
+
+
+def _counted_before(size: Size) -> dict[str, int]:
+    """What a request of this size begins with, and the lowest count of a request that began so. At most one query."""
+    if not size.beginnings:
+        return {}
+    digest = size.beginnings[0][0]
+    if digest not in _known:
+        tokens = CountedBeginning.objects.filter(pk=digest).values_list("tokens", flat=True).first()
+        if tokens is None:
+            return {}
+        _remember(digest, tokens)
+    return {digest: _known[digest]}
+
+
+def is_news(size: Size, tokens: int) -> bool:
+    """Whether the provider's count makes later bounds closer."""
+    return bool(size.beginnings) and tokens < WORTH * _known.get(size.beginnings[0][0], float("inf"))
+
+
+def learn_count(size: Size, tokens: int) -> None:
+    """Store the provider's count of a request."""
+    digest = size.beginnings[0][0]
+    CountedBeginning.objects.bulk_create([CountedBeginning(digest=digest, tokens=tokens)], ignore_conflicts=True)
+    CountedBeginning.objects.filter(pk=digest, tokens__gt=tokens).update(tokens=tokens)
+    _remember(digest, tokens)
+
+
+def _remember(digest: str, tokens: int) -> None:
+    if len(_known) >= KEPT:
+        _known.clear()
+    _known[digest] = tokens

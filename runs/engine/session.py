@@ -1,45 +1,32 @@
-"""One claimed run in memory, and what the runs of one process share.
+"""One claimed run in memory, and the writes of its streamed text.
 
-A session's run and journal change only through ``step`` and ``reload``, one at a time.
+A session's run and journal change only through ``step`` and ``reload``, and with its text, one at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
 
 from django.conf import settings
 
-from config.database.retry import persist
 from config.kernel import clock
-from config.limits.share import Share, Threads
 from runs import catalogue, lifecycle
 from runs.catalogue import version_of
 from runs.engine import history
-from runs.engine.credit_line import CreditLine
 from runs.engine.history import History, Journal, read_journal
-from runs.engine.model_places import ModelPlaces
+from runs.engine.process import Gathered, Process
 from runs.engine.transcript import TurnPart, turn_parts
+from runs.events import SEPARATOR, join_text
 from runs.models import AgentVersion, InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import CLIENT, ToolDefinition
-
-# Threads of a worker process that compute for tools; calls to servers need none.
-RUN_WORKER_TOOL_THREADS = 4
-# How many of `RUN_WORKER_TOOL_THREADS` one user can occupy.
-TOOL_THREADS_PER_USER = 1
-# Threads of a worker process that read attachments and store the files of tools.
-RUN_WORKER_FILE_THREADS = 16
-# How many of `RUN_WORKER_FILE_THREADS` one user can occupy.
-FILE_THREADS_PER_USER = 2
-# Bytes of one user's files in requests to models that a worker process holds at a time; further turns wait.
-ATTACHMENT_BYTES_PER_USER = 128 * 1024 * 1024
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +35,14 @@ T = TypeVar("T")
 LEASE_WAIT_SECONDS = 0.05
 # Between two looks whether the process drains.
 DRAIN_LOOK_SECONDS = 0.5
+# Minimum time between two writes of streamed text; the first text of a turn does not wait for it.
+STREAM_FLUSH_SECONDS = 0.05
+# After an error other than the database's absence, which ``Process.db`` waits out.
+PAUSE_SECONDS = 1.0
+# First texts that arrive within this time are written together. A short answer is often complete by then.
+FIRST_TEXT_SECONDS = 0.01
+
+logger = logging.getLogger(__name__)
 
 
 class Interruption(enum.Enum):
@@ -57,95 +52,6 @@ class Interruption(enum.Enum):
     BEHIND = "the database is ahead of the session, which must read the run again"
     LOST = "another worker owns the run"
     SHUT_DOWN = "this process ends"
-
-
-class Streamed(enum.Enum):
-    """What becomes of the text that was streamed of the present turn."""
-
-    KEPT = "it stays as it is"
-    RECORDED = "the transition stores it"
-    VOID = "the request that sent it has failed"
-
-
-class Gathered:
-    """Sessions whose text a flush writes next. ``added`` is set while there are any."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        self.added = asyncio.Event()
-
-    def add(self, session: Session) -> None:
-        self.sessions[session.run.id] = session
-        self.added.set()
-
-    def take(self) -> list[Session]:
-        taken, self.sessions = list(self.sessions.values()), {}
-        self.added.clear()
-        return taken
-
-    def remove(self, run_id: str) -> None:
-        self.sessions.pop(run_id, None)
-
-
-class Process:
-    """What the runs of one process share. Changed on the event loop, except by the heartbeat, which owns the lease."""
-
-    def __init__(self) -> None:
-        self.db_threads = ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
-        self.tool_places = Share(settings.TOOL_CALLS_PER_USER)
-        self.tool_threads = Threads(RUN_WORKER_TOOL_THREADS, TOOL_THREADS_PER_USER, "run-tool")
-        self.file_threads = Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
-        self.attachment_bytes = Share(ATTACHMENT_BYTES_PER_USER)
-        self.worker_id = ""
-        # Until when, by ``clock.steady``, the lease certainly holds.
-        self.lease_until = 0.0
-        self.draining = False
-        self.model_places = ModelPlaces(leaving=lambda: self.draining)
-        self.credit_line = CreditLine(leaving=lambda: self.draining)
-        # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
-        self.unwritten, self.begun = Gathered(), Gathered()
-        # Each user's share of the database threads, while one of the user's steps needs it.
-        self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
-        # Claims of runs whose users are not known yet.
-        self.first_claims = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
-        # The runs whose users are wanted.
-        self.wanted: dict[str, asyncio.Future[int | None]] = {}
-        self.look_up = asyncio.Lock()
-
-    async def claim(self, run_id: str) -> Claimed | None:
-        """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few
-        are made before their user is known, which takes a query.
-        """
-        if not self.first_claims.locked():
-            async with self.first_claims:
-                return await self.db(claim_and_load, run_id, self.worker_id)
-        user_id = await self._user_of(run_id)
-        return None if user_id is None else await self.db_for(user_id, claim_and_load, run_id, self.worker_id)
-
-    async def _user_of(self, run_id: str) -> int | None:
-        """The id of the run's user; None if there is no such run. All who wait share the next query."""
-        answer = self.wanted.setdefault(run_id, asyncio.get_running_loop().create_future())
-        async with self.look_up:
-            if not answer.done():
-                asked = list(self.wanted)
-                found = await self.db(users_of, asked)
-                for other in asked:
-                    self.wanted.pop(other).set_result(found.get(other))
-        return answer.result()
-
-    async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A step of the process itself."""
-        return await persist(self.db_threads, step, *args, **kwargs)
-
-    async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A step of one user's run. Steps above the user's share wait in order, so that a user whose rows are locked
-        does not occupy all threads.
-        """
-        share = self.shares.get(user_id)
-        if share is None:
-            share = self.shares[user_id] = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
-        async with share:
-            return await self.db(step, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -158,9 +64,15 @@ class Claimed:
     journal: Journal
 
 
-def users_of(run_ids: Sequence[str]) -> dict[str, int]:
-    """The ids of the runs' users, by run."""
-    return dict(Run.objects.filter(pk__in=run_ids).values_list("pk", "user_id"))
+async def claim(process: Process, run_id: str) -> Claimed | None:
+    """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few are
+    made before their user is known, which takes a query.
+    """
+    if not process.first_claims.locked():
+        async with process.first_claims:
+            return await process.db(claim_and_load, run_id, process.worker_id)
+    user_id = await process.user_of(run_id)
+    return None if user_id is None else await process.db_for(user_id, claim_and_load, run_id, process.worker_id)
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
@@ -222,22 +134,22 @@ class Session:
             return await self.process.db_for(self.run.user_id, step, self.run, *args, **kwargs)
 
     async def step(
-        self, transition: Callable[..., lifecycle.Moved], *args: Any, streamed: Streamed = Streamed.KEPT, **kwargs: Any
+        self, transition: Callable[..., lifecycle.Moved], *args: Any, stores_text: bool = False, **kwargs: Any
     ) -> Sequence[ToolInvocation]:
         """Make a transition of this run: ``transition(run, *args, **kwargs)``. It is repeated while the database is not
         available. Returns the calls that it changed. Raises LeaseLost if the database is ahead of this session.
+
+        ``stores_text``: the transition gets the text that was streamed of the present turn.
         """
         async with self.lock:
-            # Under the lock, so that the text which the flusher took before is written by now.
-            delta = self.take_unwritten() if streamed is not Streamed.KEPT else ""
-            if streamed is Streamed.RECORDED:
+            if stores_text:
+                # Under the lock, so that the text which the flusher took before is written by now.
+                delta = self.take_unwritten()
                 kwargs |= {"content": self.content(), "delta": delta}
-            elif streamed is Streamed.VOID:
-                self.turn_text.clear()
             try:
                 return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
             except lifecycle.LeaseLost:
-                if streamed is Streamed.RECORDED:
+                if stores_text:
                     self.unwritten_text.insert(0, delta)
                 raise
             finally:
@@ -278,8 +190,11 @@ class Session:
 
     async def end_request(self, attempt: ModelAttempt | None = None) -> None:
         """A request ended without an answer, and another one follows: what was streamed of it is void."""
-        args = attempt, self.journal.text, self.partial_charge()
-        await self.step(lifecycle.end_request, *args, streamed=Streamed.VOID)
+        partial_charge = self.partial_charge()
+        async with self.lock:  # what the flusher took is written, or back, by now
+            self.turn_text.clear()
+            self.unwritten_text.clear()
+        await self.step(lifecycle.end_request, attempt, self.journal.text, partial_charge)
 
     async def confirm_lease(self) -> None:
         """Before a step with an effect outside, which a process that was suspended past its lease must not begin: waits
@@ -293,16 +208,16 @@ class Session:
         if not text:
             return
         if not self.turn_text and self.journal.text:
-            self.unwritten_text.append("\n\n")  # as join_text separates the texts of turns
+            self.unwritten_text.append(SEPARATOR)
         if not self.turn_text:
-            self.process.begun.add(self)
+            self.process.begun.add(self.run.id, self)
         self.turn_text.append(text)
         self.unwritten_text.append(text)
-        self.process.unwritten.add(self)
+        self.process.unwritten.add(self.run.id, self)
 
     def content(self) -> str:
         """The message with the text of the present turn."""
-        return lifecycle.join_text([self.journal.text, "".join(self.turn_text)])
+        return join_text([self.journal.text, "".join(self.turn_text)])
 
     def take_unwritten(self) -> str:
         text = "".join(self.unwritten_text)
@@ -312,7 +227,7 @@ class Session:
     def put_back(self, text: str) -> None:
         """What was taken and not written."""
         self.unwritten_text.insert(0, text)
-        self.process.unwritten.add(self)
+        self.process.unwritten.add(self.run.id, self)
 
     def parts(self) -> list[TurnPart]:
         """The run's own turns for the transcript. All their calls have ended."""
@@ -368,3 +283,53 @@ class Session:
         """The running time that the run has left."""
         stretch = clock.now() - self.run.running_since if self.run.running_since else timedelta()
         return settings.RUN_TIMEOUT_SECONDS - self.run.ran_ms / 1000 - stretch.total_seconds()
+
+
+async def flush_forever(process: Process, interrupt: Callable[[Session], None]) -> None:
+    """Write the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS.
+    ``interrupt`` is called for each session whose run is not as it knows it.
+    """
+
+    async def work(gathered: Gathered, seconds: Callable[[], float]) -> None:
+        while True:
+            await gathered.added.wait()
+            await asyncio.sleep(seconds())
+            try:
+                await flush(process, gathered.take(), interrupt)
+            except Exception:
+                logger.exception("streamed text could not be written; the next flush tries again")
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    await asyncio.gather(
+        work(process.unwritten, lambda: STREAM_FLUSH_SECONDS), work(process.begun, lambda: FIRST_TEXT_SECONDS)
+    )
+
+
+async def flush(process: Process, waiting: list[Session], interrupt: Callable[[Session], None]) -> None:
+    """While one flush is slow, more text gathers for the next."""
+    async with contextlib.AsyncExitStack() as locks:
+        taken: list[tuple[Session, str]] = []
+        # In one order, because the other flush may want the same sessions.
+        for session in sorted(waiting, key=lambda session: session.run.id):
+            if session.lock.locked():
+                # The step that holds the lock may record the text; if it does not, the next flush writes it.
+                process.unwritten.add(session.run.id, session)
+            elif session.unwritten_text:
+                await locks.enter_async_context(session.lock)
+                if text := session.take_unwritten():
+                    taken.append((session, text))
+        if not taken:
+            return
+        try:
+            written = await process.db(lifecycle.append_text, [(session.run, text) for session, text in taken])
+        except BaseException:
+            for session, text in taken:
+                session.put_back(text)
+            raise
+        for session, text in taken:
+            if session.run.id not in written:
+                interrupt(session)
+            elif written[session.run.id] is session.run:  # its row is locked; the next flush tries again
+                session.put_back(text)
+            else:
+                session.run = written[session.run.id]

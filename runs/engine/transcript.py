@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from runs.lifecycle import join_text
+from runs.events import join_text
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ToolCall, ToolMessage, UserMessage
 from runs.llm.measure import message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, Turn

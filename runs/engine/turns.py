@@ -19,11 +19,11 @@ from config.kernel.ids import new_id
 from config.limits.share import Held
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import ModelDefinition
-from runs.engine import calls, spending
+from runs.engine import calls, requests
 from runs.engine.context.fit import can_shorten, fit
 from runs.engine.context.plan import Plan, request_of
 from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
-from runs.engine.session import Session, Streamed
+from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
 from runs.llm.base import ModelError, ToolCall
 from runs.models import OUTPUT_TOOL, Turn
@@ -72,7 +72,7 @@ async def try_turn(session: Session) -> None:
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
         return
-    if isinstance(answer, spending.Wait):
+    if isinstance(answer, requests.Wait):
         await session.wait_for_credits(answer.least)
         return
     if not isinstance(answer, Answer):
@@ -127,8 +127,12 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     often, or if there are too many calls; otherwise make the calls that need no approval.
     """
     end, usage, allowance = given.end, given.end.usage, given.allowance
-    recorded, tool_calls, output = await _read_output(session, given.calls)
-    charge = spending.charge_of(model, usage, allowance.hold)
+    read = partial(_read_output, session.output_schema, given.calls)
+    gives_output = any(call.name == OUTPUT_TOOL for call in given.calls)
+    recorded, tool_calls, output = (
+        await session.process.tool_threads.run(session.run.user_id, read) if gives_output else read()
+    )
+    charge = requests.charge_of(model, usage, allowance.hold)
     turn = Turn(
         run=session.run,
         index=len(session.journal.turns) + 1,
@@ -146,10 +150,10 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         started_at=started_at,
         finished_at=clock.now(),
     )
-    if not usage.estimated and spending.is_news(allowance.size, usage.input_tokens):
-        await session.process.db(spending.learn_count, allowance.size, usage.input_tokens)
+    if not usage.estimated and requests.is_news(allowance.size, usage.input_tokens):
+        await session.process.db(requests.learn_count, allowance.size, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
-    record = partial(session.step, streamed=Streamed.RECORDED)
+    record = partial(session.step, stores_text=True)
     if not tool_calls and (session.output_schema is None or output is not None):
         cut = allowance.limited_by if end.finish_reason == "length" else None
         await record(lifecycle.complete, turn, charge=charge, output=output, limited_by=cut)
@@ -172,43 +176,25 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         await calls.execute(session, held, ready)
 
 
-async def _read_output(
-    session: Session, calls: Sequence[ToolCall]
+def _read_output(
+    schema: Mapping[str, Any] | None, calls: Sequence[ToolCall]
 ) -> tuple[list[dict[str, Any]], list[ToolCall], dict[str, Any] | None]:
     """A turn's calls as the turn records them, those that are to be made, and the output if they give one: the first
-    call whose input fits, unless there are calls of tools beside it.
+    call whose input fits, unless there are calls of tools beside it. The model is told why another one does not.
     """
-    schema = session.output_schema
-    given = [call for call in calls if call.name == OUTPUT_TOOL] if schema is not None else []
-    others = [call for call in calls if call.name != OUTPUT_TOOL or schema is None]
-    told: list[str | None] = [NOT_ALONE] * len(given)
-    output = None
-    if schema is not None and given and not others:
-        told, output = await session.process.tool_threads.run(session.run.user_id, _check_output, schema, given)
-    texts = iter(told)
-    recorded: list[dict[str, Any]] = [
-        {"id": call.id, "name": call.name, "arguments": call.arguments}
-        | ({"key": new_id("out"), "told": next(texts)} if call in given else {})
-        for call in calls
-    ]
-    return recorded, others, output
-
-
-def _check_output(
-    schema: Mapping[str, Any], calls: Sequence[ToolCall]
-) -> tuple[list[str | None], dict[str, Any] | None]:
-    """What the model is told of each call, None of the one that fits, and the input of that one."""
-    tool = ToolDefinition(OUTPUT_TOOL, OUTPUT_TOOL, "", BUILTIN, schema, 0)
-    told: list[str | None] = []
+    recorded: list[dict[str, Any]] = []
+    others = [call for call in calls if schema is None or call.name != OUTPUT_TOOL]
     output: dict[str, Any] | None = None
     for call in calls:
-        text: str | None = NOT_ALONE
-        if output is None:
-            try:
-                found = parse_arguments(call.arguments)
-                check_input(tool, found)
-                output, text = found, None
-            except ToolFailure as failure:
-                text = f"{failure.code}: {failure.message}"
-        told.append(text)
-    return told, output
+        row: dict[str, Any] = {"id": call.id, "name": call.name, "arguments": call.arguments}
+        if schema is not None and call.name == OUTPUT_TOOL:
+            row |= {"key": new_id("out"), "told": NOT_ALONE}
+            if not others and output is None:
+                try:
+                    given = parse_arguments(call.arguments)
+                    check_input(ToolDefinition(OUTPUT_TOOL, OUTPUT_TOOL, "", BUILTIN, schema, 0), given)
+                    row["told"], output = None, given
+                except ToolFailure as failure:
+                    row["told"] = f"{failure.code}: {failure.message}"
+        recorded.append(row)
+    return recorded, others, output

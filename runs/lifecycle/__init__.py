@@ -5,12 +5,11 @@ These names are the package's interface; import no module of it from outside. ``
 """
 # ruff: noqa: F401
 
-from runs.events import join_text
 from runs.lifecycle.calls import CONTACT, dispatch_calls, keep_dialogue, record_call_result, reject_new_call
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
-from runs.lifecycle.moves import LeaseLost, Moved
+from runs.lifecycle.moves import LeaseLost, Moved, cancel_line
 from runs.lifecycle.parking import (
     Recorded,
     contact_again,
@@ -27,7 +26,6 @@ from runs.lifecycle.parking import (
 from runs.lifecycle.runs import (
     ChatChanged,
     cancel,
-    cancel_line,
     claim,
     complete,
     end_request,

@@ -52,7 +52,7 @@ def nudge_next_throttled(user_id: int) -> None:
             nudge_after_commit(EXECUTE, waiting.pk)
 
 
-def _older(created_at: Any, run_id: Any) -> Q:
+def older_than(created_at: Any, run_id: Any) -> Q:
     # The first condition is where PostgreSQL ends its reading of the index.
     return Q(created_at__lte=created_at) & (Q(created_at__lt=created_at) | Q(pk__lt=run_id))
 
@@ -66,7 +66,7 @@ def _to_claim(run_id: str) -> QuerySet[Run]:
     # the user ever had.
     status = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
     running = others.filter(status=status, parked=False).values("user_id").values(number=Count("*"))
-    older = others.filter(_older(OuterRef("created_at"), OuterRef("pk")), throttled=True)
+    older = others.filter(older_than(OuterRef("created_at"), OuterRef("pk")), throttled=True)
     return (
         Run.objects.select_for_update(no_key=True)
         .filter(pk=run_id)
@@ -103,7 +103,7 @@ def lock_claimable(run_id: str, worker_id: str) -> Run | None:
         return None
     if settings.RUN_USER_LIMIT and (run.status == RunStatus.QUEUED or run.parked):  # it has no place yet
         room = settings.RUN_USER_LIMIT - vars(run)["running"]
-        older = throttled_runs(run.user_id).filter(_older(run.created_at, run.pk))
+        older = throttled_runs(run.user_id).filter(older_than(run.created_at, run.pk))
         # A long backlog costs no more than the room.
         if room <= 0 or (vars(run)["is_behind"] and older[:room].count() == room):
             Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)

@@ -116,28 +116,28 @@ def as_known(run: Run) -> dict[str, Any]:
     return {"id": run.pk} | {name: getattr(run, name) for name in names}
 
 
-def move_line(chat_id: str, to: str, **changes: Any) -> None:
-    """Move all runs in line of a locked chat to their end ``to``, by one UPDATE and one INSERT."""
-    line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
-    runs = list(line.select_for_update(no_key=True).order_by("pk"))
-    now = clock.now()
-    if line.change(_KEY, status=to, last_stream_index=F("last_stream_index") + 1, updated_at=now, **changes) != len(
-        runs
-    ):
+def cancel_line(chat_id: str) -> None:
+    """queued → cancelled, for all runs in line of a chat that the caller has locked, by one UPDATE and one INSERT. They
+    have never run, so there are no calls, waitpoints, holds or text to end.
+    """
+    in_line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+    runs, now, to = list(in_line.select_for_update(no_key=True).order_by("pk")), clock.now(), RunStatus.CANCELLED
+    ended = {"status": to, "blocked": False, "cancel_requested_at": now, "finished_at": now, "due_at": None}
+    if in_line.change(_KEY, last_stream_index=F("last_stream_index") + 1, updated_at=now, **ended) != len(runs):
         raise LeaseLost(chat_id)
     if not runs:
         return
     happened = [(run, [events.run_status(run, to)]) for run in runs]
-    insert(*(row for run, ended in happened for row in new_events(run, ended, now, ends=True)))
+    insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True)))
     # If there is no endpoint for the first event, there is none for the others: they are of one user.
     reports = Writes()
-    for run, ended in happened:
-        _emit(reports, run, ended)
+    for run, told in happened:
+        _emit(reports, run, told)
     reports.do()
     wakeups.after_commit(*(run.pk for run in runs))
     crash_after_commit(to)
     for run in runs:
-        _report_after_commit(run, changed(run, status=to, **changes))
+        _report_after_commit(run, changed(run, **ended))
 
 
 def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:

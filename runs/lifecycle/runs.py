@@ -19,10 +19,20 @@ from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
-from runs.lifecycle import moves, spending
+from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, leave_chat, lock_claimable, promote_next, unblock
-from runs.lifecycle.moves import LeaseLost, Moved, changed, fence, lock_run, move_run, new_events, stop_running
+from runs.lifecycle.moves import (
+    LeaseLost,
+    Moved,
+    changed,
+    fence,
+    lock_run,
+    log_failure,
+    move_run,
+    new_events,
+    stop_running,
+)
 from runs.lifecycle.spending import Charge
 from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events
 from runs.models import (
@@ -87,15 +97,6 @@ def request_cancel(run_id: str) -> None:
             move_run(run, RunStatus.RUNNING, (), cancel_requested_at=requested)
         return
     finish(run, RunStatus.CANCELLED, owned=False, cancel_requested_at=requested)
-
-
-def cancel_line(chat_id: str) -> None:
-    """queued → cancelled, for all runs in line of a chat that the caller has locked. They have never run, so there are
-    no calls, waitpoints, holds or text to end.
-    """
-    now = clock.now()
-    ended = {"blocked": False, "cancel_requested_at": now, "finished_at": now, "due_at": None}
-    moves.move_line(chat_id, RunStatus.CANCELLED, **ended)
 
 
 @transaction.atomic
@@ -330,7 +331,7 @@ def finish(
     if to == RunStatus.FAILED:
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
-        transaction.on_commit(functools.partial(moves.log_failure, run.pk, code, reason, attempt), robust=True)
+        transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, also=also, **changes)
     unblock(promoted)
     return Moved(run)

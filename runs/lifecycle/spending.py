@@ -15,6 +15,7 @@ from config.kernel import clock, money
 from credits import ledger, sums
 from credits.models import Account, LedgerEntry
 from runs.errors import RunError
+from runs.lifecycle.line import older_than
 from runs.lifecycle.moves import LeaseLost, as_known
 from runs.lifecycle.text import unrecorded_text
 from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
@@ -175,7 +176,7 @@ def spendable(run: Run, least: int) -> int | None:
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)
     since = clock.now() - timedelta(seconds=WANTED_SECONDS)
-    older = Q(created_at__lt=run.created_at) | Q(created_at=run.created_at, pk__lt=run.pk)
+    older = older_than(run.created_at, run.pk)
     waiting = Run.objects.filter(older, user_id=run.user_id, status=RunStatus.RUNNING, credits_wanted_at__gt=since)
     awaiting = ToolInvocation.objects.filter(run__user_id=run.user_id, run__awaiting__isnull=False)
     parked = awaiting.filter(awaiting__isnull=False).values("pk")

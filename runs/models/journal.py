@@ -85,7 +85,7 @@ class Turn(models.Model):
 
 
 class CountedBeginning(models.Model):
-    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.spending``)."""
+    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.requests``)."""
 
     digest = models.CharField(max_length=32, primary_key=True)
     tokens = models.PositiveBigIntegerField()

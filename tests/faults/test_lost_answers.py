@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from credits import ledger
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
-from runs.engine import session, spending
+from runs.engine import requests, session
 from runs.models import Run, Tool, Waitpoint
 from tests.driver import until
 from tests.factories import UserFactory
@@ -31,7 +31,7 @@ SCRIPT = "\n".join(
 )
 STEPS = (
     (session, "claim_and_load"),
-    (spending, "allow"),
+    (requests, "allow"),
     (lifecycle, "append_text"),
     (lifecycle, "record_turn"),
     (lifecycle, "record_call_result"),
@@ -221,7 +221,7 @@ def test_a_cancel_that_is_behind_the_database_charges_what_was_used(bench, monke
 
 
 def test_a_budget_reaches_for_a_hold_whose_answer_was_lost(bench, monkeypatch):
-    loser = Loser(monkeypatch, spending, "allow", lambda number: number == 1)
+    loser = Loser(monkeypatch, requests, "allow", lambda number: number == 1)
     run = bench.finish("/usage 0 1000000\n/say ok", maxCredits=1)
     assert (loser.lost, run["status"]) == (1, "completed")
     assert 0.9 < run["totalCreditsUsed"] <= 1

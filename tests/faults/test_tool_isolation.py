@@ -196,8 +196,8 @@ def readers(storage: tuple[Storage, str], tmp_path: Path) -> Iterator[Users]:
         "STORAGE_S3_SECRET_KEY": "made-up",
         "STORAGE_S3_ADDRESSING": "path",
         "config.storage.STORAGE_S3_TIMEOUT_SECONDS": "30",
-        "runs.engine.session.RUN_WORKER_TOOL_THREADS": str(FILE_THREADS),
-        "runs.engine.session.RUN_WORKER_FILE_THREADS": str(FILE_THREADS),
+        "runs.engine.process.RUN_WORKER_TOOL_THREADS": str(FILE_THREADS),
+        "runs.engine.process.RUN_WORKER_FILE_THREADS": str(FILE_THREADS),
     }
     try:
         with Stack(**given_services(), run_workers=1, environment=environment, prepare=MODEL) as stack:

@@ -10,7 +10,7 @@ from django.db import OperationalError
 from config.database.retry import Outage
 from runs.engine import heartbeat as heartbeats
 from runs.engine.heartbeat import BEATS_PER_LEASE, RUN_CANCEL_POLL_SECONDS, Heartbeat
-from runs.engine.session import Process
+from runs.engine.process import Process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -6,7 +6,8 @@ from django.db import connection, transaction
 
 from config.kernel import clock
 from runs import lifecycle, services
-from runs.engine.session import Claimed, Process
+from runs.engine.process import Process
+from runs.engine.session import Claimed, claim
 from runs.lifecycle import line
 from runs.models import Run
 from tests import factories
@@ -110,7 +111,7 @@ def test_runs_of_several_users_are_claimed_at_the_same_moment(settings, user):
     async def claim_all() -> list[Claimed | None]:
         process = Process()
         process.worker_id = "wkr_1"
-        found = await asyncio.gather(*map(process.claim, [*started, "run_unknown"]))
+        found = await asyncio.gather(*(claim(process, run_id) for run_id in [*started, "run_unknown"]))
         await process.db(lambda: connection.close())
         process.db_threads.shutdown()
         return found

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runs import catalogue, lifecycle
-from runs.engine import spending
+from runs.engine import requests
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, TextDelta, TurnEnd, Usage
 from runs.models import AgentModel, CountedBeginning, Provider, Tool
@@ -58,9 +58,9 @@ def model(monkeypatch, engines) -> Talkative:
         )
     AgentModel.objects.filter(name="plain").update(fallbacks=["cheap"])
     catalogue.refresh()
-    spending._known.clear()
+    requests._known.clear()
     yield talkative
-    spending._known.clear()
+    requests._known.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def spent(bench: Bench, budget: float = 6, **body: Any) -> float:
 def test_from_the_second_run_on_nearly_all_of_a_budget_can_be_used(bench, model):
     assert spent(bench) < 0.7
     assert spent(bench) >= 0.9
-    spending._known.clear()  # another process
+    requests._known.clear()  # another process
     assert spent(bench) >= 0.9
 
 

@@ -14,7 +14,7 @@ from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.engine.engine import Engine
 from runs.engine.heartbeat import Heartbeat
-from runs.engine.session import Process
+from runs.engine.process import Process
 from runs.lifecycle import sweeps
 from runs.llm.demo import DemoModel
 from runs.models import Run, Tool, Worker

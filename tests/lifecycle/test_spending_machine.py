@@ -26,7 +26,8 @@ from credits.models import SETTLEMENTS, Account, LedgerEntry
 from credits.reconcile import drift
 from runs import lifecycle
 from runs.catalogue.providers import Server
-from runs.engine import spending
+from runs.engine.requests import Allowance, allow, charge_of, partial_charge
+from runs.events import join_text
 from runs.llm.base import ModelRequest, Usage, UserMessage
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, ModelAttempt, Run, RunStatus, ToolInvocation, Turn
 from runs.tools.base import ToolFailure, ToolResult
@@ -55,13 +56,13 @@ class Worker:
     attempts: int = 0
     requests: int = 0
     request: ModelRequest | None = None
-    allowance: spending.Allowance | None = None
+    allowance: Allowance | None = None
     # Characters that the provider sent and those that are recorded.
     sent: int = 0
     calls: tuple[ToolInvocation, ...] = ()
 
     def partial_charge(self) -> lifecycle.Charge | None:
-        return spending.partial_charge(self.request, self.allowance) if self.request and self.allowance else None
+        return partial_charge(self.request, self.allowance) if self.request and self.allowance else None
 
 
 class Spending(RuleBasedStateMachine):
@@ -142,8 +143,8 @@ class Spending(RuleBasedStateMachine):
         request = ModelRequest(definition, (UserMessage("Hello"),), (), worker.run.id, worker.run.chat_id, 1, 1000)
         worker.requests += 1
         step = (len(worker.turns) + 1, worker.requests)
-        allowance = self.step(worker, fate, spending.allow, worker.run, request, step, {})
-        if isinstance(allowance, spending.Allowance):
+        allowance = self.step(worker, fate, allow, worker.run, request, step, {})
+        if isinstance(allowance, Allowance):
             assert allowance.output_tokens >= min(1000, 256)
             worker.request, worker.allowance, worker.sent = request, allowance, 0
         elif isinstance(allowance, lifecycle.Refusal):  # or it waits for what other steps hold
@@ -171,7 +172,7 @@ class Spending(RuleBasedStateMachine):
         # The adapters estimate the tokens of a text whose provider counts none.
         tokens_out = max(tokens_out, min(worker.sent, 1))
         usage = Usage(tokens_in, tokens_out, cached_tokens=tokens_in // 3)
-        charge = spending.charge_of(worker.request.model, usage, worker.allowance.hold)
+        charge = charge_of(worker.request.model, usage, worker.allowance.hold)
         now = clock.now()
         turn = Turn(
             run=worker.run,
@@ -299,7 +300,7 @@ class Spending(RuleBasedStateMachine):
 
     @staticmethod
     def text(worker: Worker) -> str:
-        return lifecycle.join_text(turn.text for turn in worker.turns)
+        return join_text(turn.text for turn in worker.turns)
 
     def step(self, worker: Worker, fate: str, transition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a transition; None if the worker died in it, or had to read the run again."""

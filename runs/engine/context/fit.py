@@ -12,7 +12,7 @@ from django.conf import settings
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue.definitions import REASONING_MODEL, ModelDefinition
-from runs.engine import history, spending
+from runs.engine import history, requests
 from runs.engine.context.plan import (
     BYTES_PER_TOKEN_MAX,
     Plan,
@@ -134,7 +134,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     # Nobody pays for a summary without a turn after it; the summary may have the longest size.
     longest = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
     after = plan.history.shortened(replace(step.cut, text="x" * longest))
-    least_after = spending.least_cost(request_of(session, replace(plan, history=after)))
+    least_after = requests.least_cost(request_of(session, replace(plan, history=after)))
     while models or is_refused:
         failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
@@ -167,7 +167,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             attempt = failed_request(session, model, error, asked_at, models, again=again, compaction=index)
             await session.end_request(attempt)
             continue
-        if isinstance(answer, spending.Wait):
+        if isinstance(answer, requests.Wait):
             await session.wait_for_credits(answer.least)
             continue
         if not isinstance(answer, Answer):
@@ -176,7 +176,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
                 raise Exhausted(answer)
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
-        charge = spending.charge_of(model, usage, hold)
+        charge = requests.charge_of(model, usage, hold)
         await record(
             session,
             plan,

@@ -2,7 +2,7 @@
 much, and the record of each step that shortens it. ``fit`` makes the steps.
 
 Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is not the bound that credits are held
-for (``spending``): it follows what the provider counted last.
+for (``requests``): it follows what the provider counted last.
 """
 
 from bisect import bisect_left
