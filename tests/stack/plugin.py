@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.stack import forks
 from tests.stack.postgres import PostgresServer
 from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack, drop_templates, live
+
+
+def pytest_configure() -> None:
+    forks.allowed = True
 
 
 def given_services() -> dict[str, str | None]:

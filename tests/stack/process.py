@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from tests.stack import forks
 from tests.stack.reaper import Reaper, signal_group
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Process:
         self.name, self.command, self.log = name, list(command), log
         self.environment = dict(os.environ if environment is None else environment)
         self.directory, self.user = directory, user
-        self.popen: subprocess.Popen[bytes] | None = None
+        self.popen: subprocess.Popen[bytes] | forks.Fork | None = None
         # Whether it should run. An unexpected end fails the test that waits.
         self.wanted = False
 
@@ -101,16 +102,19 @@ class Process:
     def start(self) -> None:
         assert not self.running, f"{self.name} is running already"
         with self.log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                self.command,
-                cwd=self.directory,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **self.as_user(),
-            )
+            if self.directory == ROOT and not self.user and forks.can(self.command, self.environment):
+                self.popen = forks.start(self.command, self.environment, output, output)
+            else:
+                self.popen = subprocess.Popen(
+                    self.command,
+                    cwd=self.directory,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    **self.as_user(),
+                )
         self.wanted = True
         reaper().watch(self.popen.pid)
 

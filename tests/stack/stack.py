@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -24,8 +25,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 import requests
 
-from tests.stack import postgres, redis
-from tests.stack.commands import Commands
+from tests.stack import forks, postgres, redis
 from tests.stack.process import (
     ROOT,
     Process,
@@ -133,8 +133,6 @@ class Stack:
             **(environment or {}),
         }
         self.processes: dict[str, Process] = {}
-        self._commands: Commands | None = None
-        self._lock = threading.Lock()
         self._tokens: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
@@ -200,8 +198,6 @@ class Stack:
         """Kill everything that was started, because its state is no longer needed."""
         for process in self.processes.values():
             process.kill()
-        if self._commands:
-            self._commands.kill()
         if self in live:
             live.remove(self)
         remove_directory(self.directory)
@@ -254,19 +250,14 @@ class Stack:
         # On a busy machine, a command may compute for longer in a transaction than a test lets the processes be idle.
         limit = "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS"
         environment = {name: value for name, value in self.environment.items() if name != limit}
-        with self._lock:
-            if self._commands is None or self._commands.environment != environment:
-                if self._commands:
-                    self._commands.kill()
-                self._commands = Commands(self.directory, environment)
-                self._commands.start()
-            commands = self._commands
+        command = python("manage.py", *arguments)
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            code = commands.run(arguments, stdout, stderr)
-            outputs = []
-            for file in (stdout, stderr):
-                file.seek(0)
-                outputs.append(file.read().decode())
+            if forks.can(command, environment):
+                code = forks.start(command, environment, stdout, stderr).wait()
+            else:
+                given: Any = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL, "check": False}
+                code = subprocess.run(command, stdout=stdout, stderr=stderr, **given).returncode
+            outputs = [os.pread(file.fileno(), 1 << 26, 0).decode() for file in (stdout, stderr)]
         if check and code:
             raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{''.join(outputs)}")
         return outputs[0]
