@@ -34,8 +34,8 @@ def test_no_page_is_wider_than_a_phone(stack: Stack, page: Page) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], path
     page.goto(f"{stack.url}/api/docs")
     operation = page.locator("#operations-chats-sessionChatsList")
-    operation.locator("button").first.click(timeout=20_000)
-    expect(operation.locator(".response").first).to_be_visible(timeout=20_000)
+    operation.locator("button").first.click()
+    expect(operation.locator(".response").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 
@@ -49,12 +49,12 @@ def test_axe_finds_nothing_serious(stack: Stack, page: Page, viewport: dict[str,
         found[path] = serious_problems(page)
     page.goto(f"{stack.url}/api/docs")
     for surface, operation in SURFACES.items():
-        page.locator("#select").select_option(label=surface, timeout=20_000)
+        page.locator("#select").select_option(label=surface)
         shown = page.locator(operation)
-        expect(shown).to_be_visible(timeout=20_000)
+        expect(shown).to_be_visible()
         found[surface] = serious_problems(page)
         shown.locator("button").first.click()
-        expect(shown.locator(".opblock-body")).to_be_visible(timeout=20_000)
+        expect(shown.locator(".opblock-body")).to_be_visible()
         found[f"{surface}, an operation"] = serious_problems(page)
     assert {where: problems for where, problems in found.items() if problems} == {}
 
@@ -71,8 +71,8 @@ def test_the_api_reference_shows_each_surface(stack: Stack, page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto(f"{stack.url}/api/docs")
     expect(page.locator("html")).to_have_attribute("class", "dark-mode")
-    expect(page.locator("#operations-chats-sessionChatsList")).to_be_visible(timeout=20_000)
+    expect(page.locator("#operations-chats-sessionChatsList")).to_be_visible()
     expect(page.get_by_label("servers")).to_be_visible()
     page.locator("#select").select_option(label="Public surface: /api/public/v1, API keys")
-    expect(page.locator("#operations-chats-publicChatsList")).to_be_visible(timeout=20_000)
+    expect(page.locator("#operations-chats-publicChatsList")).to_be_visible()
     expect(page.locator("#operations-chats-sessionChatsList")).to_have_count(0)

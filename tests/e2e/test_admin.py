@@ -37,7 +37,7 @@ def sign_in(page: Page, name: str = "olga") -> None:
     page.fill("#id_username", name)
     page.fill("#id_password", PASSWORD)
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_text("Oldest queued run").first).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("Oldest queued run").first).to_be_visible()
 
 
 def test_staff_find_read_and_cancel_a_run(staffed, page):
@@ -60,7 +60,7 @@ def test_staff_find_read_and_cancel_a_run(staffed, page):
     assert all((bars.nth(number).bounding_box() or {"width": 0})["width"] > 0 for number in range(bars.count()))
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Yes, cancel").click()
-    expect(page.locator(".staff-head .staff-pill").first).to_have_text("cancelled", timeout=20_000)
+    expect(page.locator(".staff-head .staff-pill").first).to_have_text("cancelled")
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
     assert ada.get(f"/runs/{run}").json()["status"] == "cancelled"
     page.locator('a[href$="/history/"]').click()
@@ -81,7 +81,7 @@ def test_runs_are_cancelled_from_the_list(staffed, page):
     page.locator("select[name=action]").select_option("cancel")
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("button", name="Yes, cancel").click()
-    expect(page.get_by_text("2 done: Cancel.")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("2 done: Cancel.")).to_be_visible()
     assert {eve.get(f"/runs/{run}").json()["status"] for run in runs} == {"cancelled"}
 
 
@@ -95,13 +95,13 @@ def test_staff_grant_credits_and_an_invalid_amount_is_rejected(staffed, page):
     page.fill("[name=amount]", "-5")
     page.fill("[name=reason]", "Sorry for Monday")
     page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_text("must be at least")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("must be at least")).to_be_visible()
     page.fill("[name=amount]", "12.5")
     page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_text("The credits can be spent at once.")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("The credits can be spent at once.")).to_be_visible()
     assert bob.get("/me/credits").json()["available"] == before
     page.get_by_role("button", name="Yes, grant credits").click()
-    expect(page.get_by_text("Granted 12.5: Sorry for Monday")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("Granted 12.5: Sorry for Monday")).to_be_visible()
     assert float(bob.get("/me/credits").json()["available"]) == float(before) + 12.5
 
 
@@ -116,13 +116,13 @@ def test_every_kind_of_page_works_under_its_content_security_policy(staffed, pag
         assert "unsafe-inline" not in policy["script-src"]
         assert (policy["object-src"], policy["frame-ancestors"]) == ("'none'", "'none'")
         shown = ".opblock" if path == "/api/docs" else "#content-main input:visible"
-        expect(page.locator(shown).first).to_be_visible(timeout=20_000)
+        expect(page.locator(shown).first).to_be_visible()
     page.goto(f"{staffed.url}/admin/auth/user/?q=olga")
     page.get_by_role("link", name="olga", exact=True).click()
     page.get_by_role("link", name="Sign-in and roles").click()
     # Django's calendar, which a script creates.
     page.locator(".datetimeshortcuts a:has(.date-icon)").first.click()
-    expect(page.locator(".calendarbox").first).to_be_visible(timeout=20_000)
+    expect(page.locator(".calendarbox").first).to_be_visible()
     # The theme and the charts, which need Alpine and Chart.js.
     page.goto(f"{staffed.url}/admin/")
     page.locator("a", has_text="Dark").evaluate("link => link.click()")

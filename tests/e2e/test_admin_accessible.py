@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.services]
 
 PASSWORD = "correct horse battery"
 DESK, PHONE = 1280, 390
-SLOW = 20_000
 # The rule that depends on the width, on every page. The parts that only a phone shows are the same on all pages.
 OF_WIDTH = ("scrollable-region-focusable",)
 # A row of every list, and two superusers.
@@ -144,7 +143,7 @@ def test_every_page_is_accessible(browser: Browser, stack: Stack, pages: dict[st
     found: dict[str, list[str]] = {}
     page = opened(browser, stack)
     sign_in(page, "root", PASSWORD)
-    expect(page.get_by_label("Health")).to_be_visible(timeout=SLOW)
+    expect(page.get_by_label("Health")).to_be_visible()
     page.set_viewport_size({"width": PHONE, "height": 900})
     found["the parts of every page, on a phone"] = serious_problems(page)
     for address in pages["addresses"]:
@@ -166,19 +165,19 @@ def test_signing_in_and_confirming_are_accessible(browser: Browser, stack: Stack
     page.reload()
     found["signing in"] = problems(page)
     sign_in(page, "root", PASSWORD)
-    expect(page.get_by_label("Health")).to_be_visible(timeout=SLOW)
+    expect(page.get_by_label("Health")).to_be_visible()
     page.goto(stack.url + pages["grant"])
     page.fill("[name=amount]", "1")
     page.fill("[name=reason]", "x")
     page.get_by_role("button", name="Continue").click()
-    expect(page.get_by_role("button", name=re.compile("^Yes"))).to_be_visible(timeout=SLOW)
+    expect(page.get_by_role("button", name=re.compile("^Yes"))).to_be_visible()
     found["confirmation"] = problems(page)
     page.context.close()
     stack.manage("shell", "-v0", "-c", LOCK)
     try:
         page = opened(browser, stack)
         sign_in(page, "root", PASSWORD)
-        expect(page.get_by_role("heading", name="Too many attempts")).to_be_visible(timeout=SLOW)
+        expect(page.get_by_role("heading", name="Too many attempts")).to_be_visible()
         found["locked"] = problems(page)
     finally:
         stack.manage("axes_reset")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.playground import NARROW, SLOW, WIDE, open_tab, said, say, sign_in, wait_for
+from tests.playground import NARROW, WIDE, open_tab, said, say, sign_in, wait_for
 from tests.stack.accessibility import serious_problems
 from tests.stack.browser import browsing
 from tests.stack.stack import Stack
@@ -50,7 +50,7 @@ def test_a_reload_keeps_the_chat(service: Stack, page: Page) -> None:
     address = page.url
     assert re.fullmatch(rf"{service.url}/playground/chat_\w+", address)
     page.reload()
-    expect(page.locator(".text strong")).to_have_text("bold", timeout=SLOW)
+    expect(page.locator(".text strong")).to_have_text("bold")
     expect(page.locator(".text").nth(1)).to_have_text("It is 42.")
     card = page.locator("details.tool")
     card.locator("summary").click()
@@ -61,7 +61,7 @@ def test_a_reload_keeps_the_chat(service: Stack, page: Page) -> None:
     expect(page.locator(".user")).to_have_count(0)
     assert page.url == f"{service.url}/playground"
     page.go_back()
-    expect(page.locator(".user")).to_have_count(2, timeout=SLOW)
+    expect(page.locator(".user")).to_have_count(2)
 
 
 def test_a_long_chat_is_shown_in_pages(service: Stack, page: Page) -> None:
@@ -74,18 +74,18 @@ def test_a_long_chat_is_shown_in_pages(service: Stack, page: Page) -> None:
     service.wait_for(lambda: client.get(f"/runs/{last}").json()["status"] == "completed")
     sign_in(page, service.token("ada"))
     page.goto(f"{service.url}/playground/{chat}")
-    page.get_by_role("button", name="Earlier messages").click(timeout=SLOW)
-    expect(page.locator(".user")).to_have_text([f"/say Answer {number}" for number in range(23)], timeout=SLOW)
+    page.get_by_role("button", name="Earlier messages").click()
+    expect(page.locator(".user")).to_have_text([f"/say Answer {number}" for number in range(23)])
     expect(page.locator(".text")).to_have_text([f"Answer {number}" for number in range(23)])
 
 
 def test_a_reload_continues_a_run(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, ASK)
-    expect(page.get_by_role("button", name="Green")).to_be_visible(timeout=SLOW)
+    expect(page.get_by_role("button", name="Green")).to_be_visible()
     page.reload()
-    page.get_by_role("button", name="Green").click(timeout=SLOW)
-    expect(page.locator(".text").last).to_have_text("Green it is", timeout=SLOW)
+    page.get_by_role("button", name="Green").click()
+    expect(page.locator(".text").last).to_have_text("Green it is")
     expect(page.locator(".answered")).to_have_text("Which colour? — Green")
     wait_for(page, "completed")
 
@@ -95,7 +95,7 @@ def test_a_run_whose_events_were_deleted_still_shows_its_calls(service: Stack, p
     said(page, '/say First.\n/call calculate {"expression": "6*7"}\n/say It is {result}.')
     service.manage("shell", "-c", PRUNE)
     page.reload()
-    page.locator("details.tool summary").click(timeout=SLOW)
+    page.locator("details.tool summary").click()
     expect(page.get_by_label("Result")).to_have_text("42")
     expect(page.locator(".text")).to_have_text(re.compile("First.*It is 42", re.DOTALL))
 
@@ -107,36 +107,36 @@ def test_a_revoked_token_leads_to_the_sign_in_and_keeps_the_message(browser: Bro
     with browsing(browser, service.url, "/playground", viewport=WIDE, tolerated="401") as page:
         sign_in(page, key["secret"])
         said(page, "Hello")
-        expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=SLOW)
+        expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
         address = page.url
         client.delete(f"/api-keys/{key['id']}")
         say(page, "Do not lose me")
-        expect(page.locator("#sign-in-problem")).to_contain_text("no longer valid", timeout=SLOW)
+        expect(page.locator("#sign-in-problem")).to_contain_text("no longer valid")
         assert page.url == address
         sign_in(page, service.token("bea"))
         expect(page.locator("#message")).to_have_value("Do not lose me")
-        expect(page.locator(".user")).to_have_text("Hello", timeout=SLOW)
+        expect(page.locator(".user")).to_have_text("Hello")
 
 
 def test_the_chat_of_another_user_is_not_shown(browser: Browser, service: Stack) -> None:
     chat = service.session("eve").post("/chats").json()["id"]
     with browsing(browser, service.url, f"/playground/{chat}", viewport=WIDE, tolerated="404") as page:
         sign_in(page, service.token("ada"))
-        expect(page.get_by_role("alert").last).to_contain_text("does not exist", timeout=SLOW)
+        expect(page.get_by_role("alert").last).to_contain_text("does not exist")
 
 
 def test_an_approval_shows_what_would_be_run_and_a_refusal_has_a_reason(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, CHART)
     card = page.locator(".question")
-    expect(card).to_contain_text("Spend up to 12 credits on draw_chart?", timeout=SLOW)
+    expect(card).to_contain_text("Spend up to 12 credits on draw_chart?")
     expect(card.get_by_label("Input of the call")).to_have_text('{"title":"Runs","series":[1,2]}')
     expect(card).to_contain_text("Draws a series of numbers")
     # The keyboard reaches the answer from here, and a key that is typed now spends nothing.
     expect(card).to_be_focused()
     page.get_by_label("Reason of a refusal").fill("Too dear for us")
     page.get_by_role("button", name="Refuse", exact=True).click()
-    expect(page.locator(".text").last).to_contain_text("Too dear for us", timeout=SLOW)
+    expect(page.locator(".text").last).to_contain_text("Too dear for us")
     expect(page.locator(".tool .pill")).to_have_text("Refused")
     expect(page.locator(".answered")).to_have_text("Refused: draw_chart for up to 12 credits: Too dear for us")
 
@@ -152,18 +152,18 @@ def test_attachments_regenerate_and_edit(service: Stack, page: Page, tmp_path: P
     said(page, "Read this")
     said(page, "And then?")
     page.get_by_role("button", name="Regenerate").first.click()
-    expect(page.locator(".said")).to_have_count(1, timeout=SLOW)
+    expect(page.locator(".said")).to_have_count(1)
     wait_for(page, "completed")
     page.reload()
-    expect(page.locator(".attached li")).to_have_text(["notes.txt", "more.md"], timeout=SLOW)
+    expect(page.locator(".attached li")).to_have_text(["notes.txt", "more.md"])
     page.get_by_role("button", name="Edit", exact=True).click()
-    expect(page.locator("#message")).to_have_value("Read this", timeout=SLOW)
+    expect(page.locator("#message")).to_have_value("Read this")
     page.get_by_role("button", name="Keep them").click()
     expect(page.locator("#message")).to_have_value("")
     page.get_by_role("button", name="Edit", exact=True).click()
     page.get_by_role("button", name="Remove more.md").click()
     say(page, "Read only one")
-    expect(page.locator(".said .user")).to_have_text(["Read only one"], timeout=SLOW)
+    expect(page.locator(".said .user")).to_have_text(["Read only one"])
     wait_for(page, "completed")
     http, chat = service.session("ada"), page.url.rsplit("/", 1)[1]
     for query, expected in (
@@ -178,10 +178,10 @@ def test_attachments_regenerate_and_edit(service: Stack, page: Page, tmp_path: P
 def test_an_edit_replaces_a_run_that_waits(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, ASK)
-    expect(page.locator(".question")).to_be_visible(timeout=SLOW)
+    expect(page.locator(".question")).to_be_visible()
     page.get_by_role("button", name="Edit", exact=True).click()
     say(page, "/say No question")
-    expect(page.locator(".said .user")).to_have_text(["/say No question"], timeout=SLOW)
+    expect(page.locator(".said .user")).to_have_text(["/say No question"])
     wait_for(page, "completed")
     expect(page.locator(".question")).to_have_count(0)
 
@@ -190,7 +190,7 @@ def test_a_refused_attachment_says_why(browser: Browser, service: Stack) -> None
     with browsing(browser, service.url, "/playground", viewport=WIDE, tolerated="400") as page:
         sign_in(page, service.token("ada"))
         page.set_input_files("#file", {"name": "a.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"})
-        expect(page.locator("#files li.broken")).to_contain_text("contentType", timeout=SLOW)
+        expect(page.locator("#files li.broken")).to_contain_text("contentType")
 
 
 def test_markdown_of_a_model_is_sanitised(service: Stack, page: Page) -> None:
@@ -266,8 +266,8 @@ def test_the_timeline_shows_turns_calls_retries_and_cost(service: Stack, page: P
     said(page, '/call calculate {"expression": "6*7"}\n/flaky 503 1 done')
     panel = page.locator("#show-timeline")
     for text in ("Queued", "Running", "calculate · turn 1, call 1", "Retry 1", "Completed"):
-        expect(panel.locator("b").get_by_text(text, exact=True)).to_be_visible(timeout=SLOW)
-    expect(panel.get_by_text("Turns", exact=True)).to_be_visible(timeout=SLOW)
+        expect(panel.locator("b").get_by_text(text, exact=True)).to_be_visible()
+    expect(panel.get_by_text("Turns", exact=True)).to_be_visible()
     facts = dict(zip(panel.locator("dt").all_text_contents(), panel.locator("dd").all_text_contents(), strict=True))
     run = service.session("ada").get("/runs").json()["items"][0]
     assert facts["Turns"] == "2"
@@ -286,8 +286,8 @@ def test_the_shown_code_does_what_was_done(service: Stack, page: Page, tmp_path:
     (tmp_path / "it's notes.txt").write_text("Some notes")
     page.set_input_files("#file", tmp_path / "it's notes.txt")
     say(page, f'{CHART.partition(chr(10))[0]}\n{ASK}, isn\'t it? "$HOME" `id` \\n')
-    page.get_by_role("button", name="Approve", exact=True).click(timeout=SLOW)
-    page.get_by_role("button", name="Blue").click(timeout=SLOW)
+    page.get_by_role("button", name="Approve", exact=True).click()
+    page.get_by_role("button", name="Blue").click()
     wait_for(page, "completed")
     client = service.session("ada")
     open_tab(page, "Code")
@@ -317,11 +317,11 @@ def test_the_page_works_with_the_keyboard_and_a_screen_reader(service: Stack, pa
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the message box")).to_be_focused()
     sign_in(page, service.token("ada"))
-    expect(page.locator("#message")).to_be_focused(timeout=SLOW)
+    expect(page.locator("#message")).to_be_focused()
     page.keyboard.type("/say Good *morning*")
     page.keyboard.press("Enter")
     wait_for(page, "completed")
-    expect(page.get_by_role("status")).to_have_text("The agent answered: Good *morning*", timeout=SLOW)
+    expect(page.get_by_role("status")).to_have_text("The agent answered: Good *morning*")
     page.get_by_role("tab", name="Timeline").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Code")).to_be_focused()
@@ -339,10 +339,10 @@ def test_axe_finds_nothing_serious(service: Stack, page: Page) -> None:
 
     check("signed out")
     sign_in(page, service.token("ada"))
-    expect(page.locator("#examples button").first).to_be_visible(timeout=SLOW)
+    expect(page.locator("#examples button").first).to_be_visible()
     check("start")
     say(page, CHART)
-    expect(page.locator(".question")).to_be_visible(timeout=SLOW)
+    expect(page.locator(".question")).to_be_visible()
     check("approval")
     page.get_by_role("button", name="Approve", exact=True).click()
     wait_for(page, "completed")

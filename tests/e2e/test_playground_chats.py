@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.playground import SLOW, WIDE, open_tab, said, say, sign_in, wait_for
+from tests.playground import WIDE, open_tab, said, say, sign_in, wait_for
 from tests.stack.browser import browsing
 from tests.stack.stack import Stack
 
@@ -18,11 +18,11 @@ CHART = '/call draw_chart {"title": "Runs", "series": [1, 2]}\n/say {result}'
 def test_enter_answers_an_open_question(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, "/ask Which colour?\n/say {result} it is")
-    expect(page.locator(".question")).to_contain_text("Open until", timeout=SLOW)
+    expect(page.locator(".question")).to_contain_text("Open until")
     page.fill("#message", "Blue")
     expect(page.locator("#send")).to_have_text("Answer")
     page.press("#message", "Enter")
-    expect(page.locator(".text").last).to_have_text("Blue it is", timeout=SLOW)
+    expect(page.locator(".text").last).to_have_text("Blue it is")
     expect(page.locator("#message")).to_have_value("")
     expect(page.locator(".user")).to_have_count(1)
 
@@ -30,7 +30,7 @@ def test_enter_answers_an_open_question(service: Stack, page: Page) -> None:
 def test_enter_says_that_a_decision_is_needed(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, CHART)
-    expect(page.locator(".question")).to_be_visible(timeout=SLOW)
+    expect(page.locator(".question")).to_be_visible()
     page.fill("#message", "Yes")
     page.press("#message", "Enter")
     expect(page.locator("#composer-note")).to_contain_text("waits for your decision")
@@ -45,15 +45,15 @@ def test_enter_says_that_a_decision_is_needed(service: Stack, page: Page) -> Non
 def test_enter_queues_behind_a_run_that_works(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     say(page, "/stream 500 50")
-    expect(page.locator(".text.live")).to_contain_text("fox", timeout=SLOW)
+    expect(page.locator(".text.live")).to_contain_text("fox")
     expect(page.locator("#send")).to_have_text("Queue")
     for message in ("/say second", "/say third"):
         page.fill("#message", message)
         page.press("#message", "Enter")
-        expect(page.locator(".user").last).to_have_text(message, timeout=SLOW)
+        expect(page.locator(".user").last).to_have_text(message)
     expect(page.locator(".state .pill")).to_have_text(["Running", "Queued", "Queued"])
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".state .pill")).to_have_text(["Cancelled", "Completed", "Completed"], timeout=SLOW)
+    expect(page.locator(".state .pill")).to_have_text(["Cancelled", "Completed", "Completed"])
     expect(page.locator(".text").last).to_have_text("third")
     expect(page.locator("#send")).to_have_text("Send")
     expect(page.locator("#stop")).to_be_hidden()
@@ -63,7 +63,7 @@ def test_enter_says_that_a_file_was_refused(browser: Browser, service: Stack) ->
     with browsing(browser, service.url, "/playground", viewport=WIDE, tolerated="400") as page:
         sign_in(page, service.token("ada"))
         page.set_input_files("#file", {"name": "a.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"})
-        expect(page.locator("#files li.broken")).to_contain_text("contentType", timeout=SLOW)
+        expect(page.locator("#files li.broken")).to_contain_text("contentType")
         page.fill("#message", "Read this")
         page.press("#message", "Enter")
         expect(page.locator("#composer-note")).to_contain_text("not accepted")
@@ -72,11 +72,11 @@ def test_enter_says_that_a_file_was_refused(browser: Browser, service: Stack) ->
 
 def test_chats_are_renamed_searched_and_deleted(service: Stack, page: Page) -> None:
     sign_in(page, service.token("cleo"))
-    expect(page.locator("#examples button").first).to_be_visible(timeout=SLOW)
+    expect(page.locator("#examples button").first).to_be_visible()
     for message in ("Bananas", "Apples"):
         page.get_by_role("button", name="New chat").click()
         said(page, message)
-        expect(page.locator("#chat-list a").first).to_contain_text(message, timeout=SLOW)
+        expect(page.locator("#chat-list a").first).to_contain_text(message)
     expect(page).to_have_title("Apples · Playground · Agent workflow service")
     chats = page.locator("#chat-list")
     chats.get_by_role("button", name="Rename").click()
@@ -143,7 +143,7 @@ def test_reasoning_output_and_a_failed_call_are_shown(service: Stack, page: Page
     output = page.get_by_label("Output", exact=True)
     expect(output).to_have_text('{\n  "n": 42\n}')
     page.reload()
-    expect(output).to_have_text('{\n  "n": 42\n}', timeout=SLOW)
+    expect(output).to_have_text('{\n  "n": 42\n}')
 
 
 def test_instructions_metadata_and_an_older_version_are_sent(service: Stack, page: Page, tmp_path: Path) -> None:
@@ -171,4 +171,4 @@ def test_a_test_event_can_be_sent(service: Stack, page: Page) -> None:
     sign_in(page, service.token("dora"))
     open_tab(page, "Webhooks")
     page.get_by_role("button", name="Send a test event").click()
-    expect(page.locator("#show-webhooks li")).to_contain_text("webhook.test", timeout=SLOW)
+    expect(page.locator("#show-webhooks li")).to_contain_text("webhook.test")

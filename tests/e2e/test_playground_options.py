@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.playground import SLOW, open_tab, said, say, sign_in, wait_for
+from tests.playground import open_tab, said, say, sign_in, wait_for
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
@@ -28,7 +28,7 @@ def regenerated(page: Page, button: Locator) -> Any:
     started = sent.value.response()
     assert started is not None
     open_tab(page, "Timeline")
-    expect(page.locator("#show-timeline")).to_contain_text(started.json()["id"], timeout=SLOW)
+    expect(page.locator("#show-timeline")).to_contain_text(started.json()["id"])
     wait_for(page, "completed")
     return sent.value.post_data_json
 
@@ -44,7 +44,7 @@ def test_the_options_are_sent(service: Stack, page: Page) -> None:
     body = sent_by(page, '/call calculate {"expression": "1+1"}')
     options = {"model": "demo", "tools": ["calculate"], "maxCredits": 20, "creditApprovalThreshold": 0.05}
     assert body == {"message": body["message"], **options}
-    expect(page.locator(".question")).to_contain_text("0.1 credits", timeout=SLOW)
+    expect(page.locator(".question")).to_contain_text("0.1 credits")
 
 
 def test_examples_are_in_words_unless_the_model_is_demo(service: Stack, page: Page) -> None:
@@ -108,7 +108,7 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     wait_for(page, "completed")
     page.reload()
     regenerate = page.get_by_role("button", name="Regenerate", exact=True)
-    expect(regenerate).to_be_visible(timeout=SLOW)
+    expect(regenerate).to_be_visible()
     open_tab(page, "Code")
     expect(page.locator("#sample")).to_contain_text('"creditApprovalThreshold":0.05')
     again = regenerated(page, regenerate)
@@ -117,7 +117,7 @@ def test_a_reload_keeps_the_options_of_a_run(service: Stack, page: Page) -> None
     page.evaluate("sessionStorage.removeItem('options')")
     page.reload()
     regenerate = page.get_by_role("button", name="Regenerate with the current options").last
-    expect(regenerate).to_be_visible(timeout=SLOW)
+    expect(regenerate).to_be_visible()
     expect(page.locator("#show-code")).to_be_hidden()
     open_tab(page, "Code")
     expect(page.locator("#show-code")).to_contain_text("budget and threshold are missing")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 FLAGS = [
     "--headless",
@@ -18,12 +18,15 @@ FLAGS = [
 ]
 # Chromium also says this of a stream that the page has read to its end.
 ABORTED = "net::ERR_ABORTED"
+# How long a page may take to show what a test expects, in milliseconds: other tests compute at the same time.
+EXPECT_MS = 40_000
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert path, "Chromium is not installed (Debian: apt-get install chromium)"
+    expect.set_options(timeout=EXPECT_MS)
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=FLAGS) as browser:
         yield browser
 
