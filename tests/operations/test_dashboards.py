@@ -40,9 +40,18 @@ def parsed(expression: str) -> list[Any]:
     return list(parts(promql_parser.parse(expression.replace("$__rate_interval", "5m"))))
 
 
+# The labels of each series on the metrics page, by the name of the series. One look at the page serves all tests.
+LABELS: dict[str, set[str]] = {}
+
+
 @pytest.fixture
-def labels_of(scrape) -> dict[str, set[str]]:
-    """The labels of each series on the metrics page, by the name of the series."""
+def labels_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
+    if not LABELS:
+        LABELS.update(read_labels(request.getfixturevalue("scrape")))
+    return LABELS
+
+
+def read_labels(scrape: Any) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"up": {"job"}}
     for name, metric in metrics.declared.items():
         if name.startswith(metrics.PREFIX + "test_"):

@@ -43,16 +43,19 @@ def park(bench: Any, message: str = SCRIPT, **body: Any) -> dict[str, Any]:
     return bench.get(run["id"])
 
 
-def look(bench: Any, **filters: Any) -> None:
-    """Have the servers of these calls asked now, and wait until they were."""
-    before = dict(ToolInvocation.objects.filter(contact_at__isnull=False, **filters).values_list("pk", "contacts"))
+def look(bench: Any, server: TaskServer) -> None:
+    """Have the servers of all calls that may be asked for asked now, and wait until their answers are recorded."""
+    before = dict(ToolInvocation.objects.filter(contact_at__isnull=False).values_list("pk", "contacts"))
     assert before
+    asked = len(server.requests)
     ToolInvocation.objects.filter(pk__in=before).update(contact_at=clock.now())
     bench.engine.contact()
 
     def was_asked() -> bool:
         rows = ToolInvocation.objects.filter(pk__in=before).values_list("pk", "contacts")
-        return all(contacts > before[pk] for pk, contacts in rows) and not bench.engine.contacts.tasks
+        # A call is taken a moment before its request is a task of the engine.
+        is_asked = len(server.requests) >= asked + len(before) and all(contacts > before[pk] for pk, contacts in rows)
+        return is_asked and not bench.engine.contacts.tasks
 
     until(was_asked)
 
@@ -73,13 +76,13 @@ def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkey
     assert bench.credits()["held"] == "2"
     until(lambda: not bench.engine.tasks)
     tasks.task = lambda params: task("t-1", statusMessage="x" * 5000, pollIntervalMs=10**15)
-    look(bench)
+    look(bench, tasks)
     row = ToolInvocation.objects.get()
     assert row.contact_at <= clock.now() + timedelta(minutes=5)
     assert len(bench.get(run["id"])["toolInvocations"][0]["progress"]["message"]) == 300
-    look(bench)
+    look(bench, tasks)
     tasks.task = lambda params: completed("t-1", "all about bees")
-    look(bench)
+    look(bench, tasks)
     run = bench.wait(run["id"])
     assert run["answer"] == "It is all about bees."
     (call,) = run["toolInvocations"]
@@ -114,7 +117,7 @@ def test_a_task_that_ends_otherwise_costs_nothing(bench, tasks, answer, code, to
 
     tasks.task = seen
     run = park(bench)
-    look(bench)
+    look(bench, tasks)
     run = bench.wait(run["id"])
     (call,) = run["toolInvocations"]
     assert (call["status"], call["errorCode"], call["errorMessage"], call["creditUsed"]) == ("FAILED", code, told, 0)
@@ -153,11 +156,11 @@ def test_a_server_that_is_away_is_asked_until_the_calls_end(bench, tasks):
     run = park(bench)
     tasks.status = 503
     for _ in range(4):
-        look(bench)
+        look(bench, tasks)
     assert bench.get(run["id"])["toolInvocations"][0]["status"] == "DISPATCHING"
     tasks.status = None
     tasks.task = lambda params: completed("t-1", "late")
-    look(bench)
+    look(bench, tasks)
     assert bench.wait(run["id"])["answer"] == "It is late."
 
 
@@ -167,7 +170,7 @@ def test_a_task_of_a_tool_that_is_disabled_meanwhile_goes_on(bench, tasks):
     Tool.objects.filter(pk=tool.pk).update(enabled=False)
     catalogue.forget()
     tasks.task = lambda params: completed("t-1", "still here")
-    look(bench)
+    look(bench, tasks)
     assert bench.wait(run["id"])["answer"] == "It is still here."
 
 
@@ -199,7 +202,7 @@ class TestQuestionsOfTasks:
         call_id = run["toolInvocations"][0]["id"]
         requests = {"name": form("Who are you?"), "pay": form("Pay", mode="url"), "age": form("How old?")}
         tasks.task = lambda params: task("t-1", "input_required", inputRequests=requests)
-        look(bench)
+        look(bench, tasks)
         run = bench.wait(run["id"], "waiting")
         assert (run["awaiting"], run["pendingWaitpoint"]["kind"]) == ("tool", "CLARIFICATION")
         schema = form("")["params"]["requestedSchema"]
@@ -219,9 +222,9 @@ class TestQuestionsOfTasks:
             "age": {"action": "decline"},
         }
         until(lambda: Run.objects.get().parked)
-        look(bench)
+        look(bench, tasks)
         tasks.task = lambda params: completed("t-1", "Hello Ada")
-        look(bench)
+        look(bench, tasks)
         run = bench.wait(run["id"])
         assert run["answer"] == "It is Hello Ada."
         assert Waitpoint.objects.filter(status="COMPLETED").count() == 2
@@ -233,7 +236,7 @@ class TestQuestionsOfTasks:
         add_tool(tasks)
         run = park(bench)
         tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
-        look(bench)
+        look(bench, tasks)
         waiting = bench.wait(run["id"], "waiting")
         ToolInvocation.objects.update(expires_at=clock.now())
         run = bench.wait(run["id"])
@@ -249,7 +252,7 @@ class TestQuestionsOfTasks:
         add_tool(tasks)
         run = park(bench)
         tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
-        look(bench)
+        look(bench, tasks)
         bench.wait(run["id"], "waiting")
         assert bench.cancel(run["id"])["status"] == "cancelled"
         until(lambda: tasks.sent("tasks/cancel"))
@@ -260,7 +263,7 @@ class TestQuestionsOfTasks:
         run = bench.ask('/call research {}\n/call draw_chart {"title": "A", "series": [1]}\n/say done {result}')
         assert run["pendingWaitpoint"]["kind"] == "CREDIT_APPROVAL"
         tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
-        look(bench)
+        look(bench, tasks)
         assert bench.get(run["id"])["pendingWaitpoint"]["kind"] == "CREDIT_APPROVAL"
         bench.respond(run, kind="CREDIT_APPROVAL", approved=False)
         until(lambda: (bench.get(run["id"])["pendingWaitpoint"] or {}).get("kind") == "CLARIFICATION")
@@ -328,7 +331,7 @@ class TestQuestionsOfCalls:
         run = bench.ask(SCRIPT)
         bench.respond(run, kind="CLARIFICATION", declined=True)
         until(lambda: Run.objects.get().parked)
-        look(bench)
+        look(bench, tasks)
         assert bench.wait(run["id"])["answer"] == "It is a task after all."
         assert list(lifecycle.violations()) == []
 
@@ -371,7 +374,7 @@ def test_no_worker_is_needed_between_the_looks(bench, engines, tasks):
     vanish(bench.engine)
     tasks.task = lambda params: task("t-1", "input_required", inputRequests={"name": form("Who?")})
     bench.engine = engines()
-    look(bench)
+    look(bench, tasks)
     run = bench.wait(run["id"], "waiting")
     vanish(bench.engine)
     tasks.task = lambda params: completed("t-1", "Hello")
