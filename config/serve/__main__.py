@@ -27,9 +27,6 @@ BACKLOG = 2048
 
 def load(_: str, name: str, address: str) -> Any:
     """The application, in a process that serves it."""
-    # Until the server has handlers of its own, a signal ends the process. It has copies of its parent's, which do not.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
     from config.asgi import application
     from config.database import retry
     from config.kernel import garbage
@@ -39,6 +36,11 @@ def load(_: str, name: str, address: str) -> Any:
     logs.announce_ready(f"{name} on {address}")
     retry.look_for_database()
     return application
+
+
+def end_on_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def main() -> None:
@@ -51,6 +53,8 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     checks.require_valid_settings()
     raise_open_file_limit()
+    # Until a worker has handlers of its own, a signal ends it. It has copies of its parent's, which do nothing in it.
+    os.register_at_fork(after_in_child=end_on_signals)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = Granian(
         "config.asgi",

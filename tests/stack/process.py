@@ -19,7 +19,8 @@ from tests.stack.reaper import Reaper, signal_group
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent.parent
-STOP_SECONDS = 40.0
+# More than the longest grace of a process on a busy machine.
+STOP_SECONDS = 90.0
 
 
 @cache
