@@ -52,6 +52,7 @@ def labels_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
 
 
 def read_labels(scrape: Any) -> dict[str, set[str]]:
+    page = scrape()  # the first request loads the modules that declare metrics
     found: dict[str, set[str]] = {"up": {"job"}}
     for name, metric in metrics.declared.items():
         if name.startswith(metrics.PREFIX + "test_"):
@@ -63,7 +64,7 @@ def read_labels(scrape: Any) -> dict[str, set[str]]:
             found[f"{name}_count"] = found[f"{name}_sum"] = set(metric.labels)
         else:
             found[name] = set(metric.labels)
-    for family in text_string_to_metric_families(scrape().text):
+    for family in text_string_to_metric_families(page.text):
         for sample in family.samples:
             if sample.name.startswith(metrics.PREFIX + "test_"):
                 continue
