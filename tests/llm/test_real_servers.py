@@ -18,7 +18,8 @@ from tests.llm.real_servers import litellm_proxy, llama_server
 from tests.llm.wire_formats import ENCRYPTED
 from tests.stack.process import Process, free_port, python, wait_for
 
-pytestmark = [pytest.mark.services, pytest.mark.stack]
+# The servers are installed in the time of the first test.
+pytestmark = [pytest.mark.services, pytest.mark.stack, pytest.mark.timeout(600)]
 
 NETWORK_KINDS = [name for name, kind in KINDS.items() if not kind.is_offline]
 CALL = ToolCall("call_1", "calculate", '{"expression": "2*3"}')

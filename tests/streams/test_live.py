@@ -90,7 +90,7 @@ def test_reconnecting_client_gets_every_event_once(streams, driver, server):
 
 
 def test_an_index_past_the_end_waits_for_the_run_to_end(streams, driver, server):
-    run = driver.start("/stream 10 20")
+    run = driver.start("/stream 100 30")
     assert streams.listener(server).all(run["id"], after=10_000) == []
     assert driver.get(run["id"])["status"] == "completed"
 
