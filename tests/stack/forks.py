@@ -79,7 +79,10 @@ class Fork:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self.connection], [], [], timeout)[0]:
+            # Not ``select``, which knows no numbers of files from 1024 on.
+            told = select.poll()
+            told.register(self.connection, select.POLLIN)
+            if not told.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("a fork", timeout or 0)
             self.returncode = self._read()
             self.connection.close()
