@@ -24,6 +24,7 @@ def statuses(operation: dict) -> set[str]:
     return set(operation["responses"])
 
 
+@pytest.mark.slow
 def test_the_whole_document_is_valid_and_without_warnings(capsys):
     document = SchemaGenerator().get_schema(request=None, public=True)
     validate_schema(document)

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.test_rules import OWN_APPS, ROOT, strings
 
 # The function that locks FOR UPDATE, and why.
@@ -37,6 +39,7 @@ def is_weak(call: ast.Call) -> bool:
     return isinstance(given.get("no_key"), ast.Constant) and given["no_key"].value is True  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_lock_for_update_has_a_reason() -> None:
     found = {place for app in OWN_APPS for path in (ROOT / app).rglob("*.py") for place in locks(path)}
     assert found == REASONS.keys()

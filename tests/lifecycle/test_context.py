@@ -17,6 +17,7 @@ from runs.tools.base import ToolResult
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
 from tests.lifecycle.contexts import Provider, common, fill, in_chat, laws, provider, window  # noqa: F401
+from tests.tiers import slow
 
 # ruff: noqa: F811 (fixtures)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -158,6 +159,7 @@ def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monk
     assert used.count() == run.turn_count + Compaction.objects.filter(run=run, held__gt=0).count()
 
 
+@pytest.mark.slow
 def test_one_run_with_long_results_stays_within_the_window(bench, provider, window, monkeypatch):
     window(128_000, 4096)
     results(monkeypatch, lambda expression: f"{expression} " * (100_000 // (len(expression) + 1)))
@@ -201,7 +203,7 @@ def test_the_next_run_after_one_that_filled_the_window(bench, provider, window, 
     assert provider.refused == 0
 
 
-@pytest.mark.parametrize("bytes_per_token", [1.5, 3.0])
+@pytest.mark.parametrize("bytes_per_token", [1.5, *slow(3.0)])
 def test_dense_text_is_learned_from_reports(bench, provider, window, bytes_per_token):
     window(20_000, 1000)
     provider.bytes_per_token = bytes_per_token

@@ -44,6 +44,7 @@ from runs.tools import files
 from tests import factories
 from tests.credits.helpers import spend
 from tests.threads import side_by_side
+from tests.tiers import slow
 from webhooks import services, transitions
 from webhooks.models import Attempt, Delivery, Endpoint
 
@@ -399,7 +400,7 @@ def test_a_run_with_many_events_is_pruned_by_a_statement_of_normal_length():
     assert max(len(query["sql"]) for query in queries) < 2000
 
 
-@pytest.mark.parametrize("job", ["prune-run-events", "purge-chats"])
+@pytest.mark.parametrize("job", ["prune-run-events", *slow("purge-chats")])
 def test_a_run_with_more_events_than_a_batch_is_emptied_in_several_transactions(job, user, stored, settings):
     """Each statement must end within DATABASE_ANSWER_SECONDS."""
     last = 2 * EVENTS_BATCH + 1
