@@ -56,9 +56,9 @@ def test_untrusted_text_is_not_rendered_as_markup(streams, page):
 
 def test_page_continues_after_a_restart_of_the_server(streams, page):
     sign_in(page, streams.token("ada"))
-    say(page, "/stream 60 50")
+    say(page, "/stream 200 50")
     expect(page.locator(".text.live")).to_contain_text("fox")
     streams.restart("web")
     expect(page.locator(".state .pill").last).to_have_text("Completed", timeout=30_000)
     words = page.locator(".text").last.inner_text().split()
-    assert len(words) == 60
+    assert len(words) == 200
