@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import QUICK, Kind, Load, at_work
+from tests.faults.load import OWNER, QUICK, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
 # The lease is longer than the test: a run that waited for its expiry would not end in time.
 PATIENT = QUICK | {"RUN_LEASE_SECONDS": "300", "RUN_SHUTDOWN_GRACE_SECONDS": "1"}
-OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
 LONG = Kind("/stream 100 100\n/say and the end", "and the end")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import QUICK, SIGNUP_CREDITS, Kind, Load, at_work
+from tests.faults.load import OWNER, QUICK, SIGNUP_CREDITS, Kind, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -13,7 +13,6 @@ TAKEOVER_SECONDS = 15.0
 CALL = '/call calculate {"expression": "1+1"}'
 SCRIPT = Kind("\n".join([CALL, "/say one", CALL, "/stream 40 100", CALL, "/say {result} is the end"]), "is the end")
 LONG = Kind("/stream 200 50\n/say and the end", "and the end")
-OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.load import NOT_NEEDED, QUICK, Kind, Load, at_work
+from tests.faults.load import NOT_NEEDED, OWNER, QUICK, Kind, Load, at_work
 from tests.webhooks.receiver import answer, held
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 # The tool must not be called twice. The calls of one turn are made one after another.
 CALLS = Kind("/call book {}\n/call book {}\n/call book {}\n/say done", "done")
 LIMITS = QUICK | {"TOOL_CALLS_PER_USER": "1", "RUN_SHUTDOWN_GRACE_SECONDS": "1"}
-OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
 
 
 @pytest.fixture(scope="module")

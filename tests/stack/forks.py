@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -41,7 +42,6 @@ LIBRARIES = (
     "django.core.mail",
     "django.db.backends.postgresql.base",
     "django.forms",
-    "django.test.signals",
     "granian",
     "jsonschema",
     "jwt",
@@ -148,7 +148,9 @@ def serve(address: str) -> None:
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in readable:
-                os._exit(0)  # the tests have ended, and end their processes
+                # The tests have ended, and end their processes.
+                shutil.rmtree(Path(address).parent, ignore_errors=True)
+                os._exit(0)
             connection, _ = listener.accept()
             size, files, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
             message = connection.recv(LENGTH.unpack(size)[0], socket.MSG_WAITALL)
