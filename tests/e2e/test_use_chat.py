@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -50,7 +51,8 @@ def open_app(app: tuple[Stack, str], browser: Browser) -> Iterator[Callable[[str
     page, wrong = browser.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
 
-    def opened(user: str) -> tuple[Client, Page]:
+    def opened(name: str) -> tuple[Client, Page]:
+        user = f"{name}-{uuid4()}"  # a test that is repeated starts without runs
         page.once("dialog", lambda dialog: dialog.accept(stack.token(user)))
         page.goto(url)
         expect(page.get_by_label("Message")).to_be_visible()
@@ -79,6 +81,12 @@ def ended(page: Page, answers: int) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
+def reload(page: Page) -> None:
+    """Load the page anew, until it knows whether an answer is being written: its buttons do nothing before."""
+    with page.expect_response(re.compile("/stream$")):
+        page.reload()
+
+
 def newest(client: Client) -> dict[str, Any]:
     (run,) = client.get("/runs?limit=1").json()["items"]
     whole: dict[str, Any] = client.get(f"/runs/{run['id']}").json()
@@ -91,7 +99,7 @@ def test_a_person_approves_refuses_and_answers(open_app: Callable[[str], tuple[C
     card = page.locator(".card")
     expect(card).to_contain_text("draw_chart wants to spend 12 credits")
     expect(card).to_contain_text("<b>Sales</b>")
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="Approve").click()
     ended(page, 1)
     assert newest(client)["toolInvocations"][0]["status"] == "COMPLETED"
@@ -101,7 +109,7 @@ def test_a_person_approves_refuses_and_answers(open_app: Callable[[str], tuple[C
     assert newest(client)["toolInvocations"][0]["status"] == "REFUSED"
     send(page, "/ask Which colour?\n/say {result} it is")
     expect(card).to_contain_text("Which colour?")
-    page.reload()
+    reload(page)
     expect(card).to_contain_text("Which colour?")
     page.get_by_label("Answer").fill("blue")
     page.get_by_role("button", name="Answer").click()
@@ -116,7 +124,7 @@ def test_an_answer_continues_after_a_reload_and_after_a_restart(
     client, page = open_app("bob")
     send(page, "/stream 400 40")  # longer than a reload takes on a busy machine
     expect(page.locator(".assistant p").first).not_to_be_empty()
-    page.reload()
+    reload(page)
     expect(page.locator(".assistant p").first).not_to_be_empty()
     assert newest(client)["status"] == "running"
     app[0].restart("web")
@@ -144,5 +152,5 @@ def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Cl
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     assert newest(client)["status"] == "cancelled"
-    page.reload()
+    reload(page)
     expect(page.locator(".user p")).to_have_text(["/say edited", "/stream 500 40"])
