@@ -63,10 +63,19 @@ def reasoning_of(kind: str) -> Any:
     }.get(kind)
     if items is None:
         return st.just(())
-    places = st.integers(0, 40)
-    kept = st.builds(lambda i, c, n: {"item": i, "characters": c, "calls": n}, st.sampled_from(items), places, places)
-    in_place = lambda found: tuple(sorted(found, key=lambda k: (k["characters"], k["calls"])))  # noqa: E731
-    return st.lists(kept, max_size=4).map(in_place)
+    places = st.tuples(st.integers(0, 40), st.integers(0, 40))
+    return st.lists(st.tuples(st.sampled_from(items), places), max_size=4).map(in_place)
+
+
+def in_place(kept: list[tuple[Any, tuple[int, int]]]) -> tuple[dict[str, Any], ...]:
+    """Items as they are recorded: after an item there is no less text, and there are no fewer calls."""
+    characters, calls = (
+        (sorted(places) for places in zip(*(place for _, place in kept), strict=True)) if kept else ((), ())
+    )
+    return tuple(
+        {"item": item, "characters": text, "calls": before}
+        for (item, _), text, before in zip(kept, characters, calls, strict=True)
+    )
 
 
 @st.composite
