@@ -49,6 +49,7 @@ SLOW_FILES = {
 }
 SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
 
+FAULTS = ("faults", "isolation")
 # Tests that measure time, or whose runs must not end or lose their lease before an outage begins.
 ALONE_FILES = {"test_outages.py", "test_tool_isolation.py", "test_webhook_isolation.py", "test_takeover.py"}
 
@@ -70,6 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path.parent.name == "isolation" or item.path.name in ALONE_FILES:
             item.add_marker(pytest.mark.alone)
+        if item.get_closest_marker("faults") and item.path.parent.name not in FAULTS:
+            raise pytest.UsageError(f"{item.nodeid}: `make test-faults` looks into {FAULTS} alone")
         if not MARKERS & {mark.name for mark in item.iter_markers()} and not FIXTURES & set(item.fixturenames):
             item.add_marker(pytest.mark.once)
     # Files that start processes come first, and among them those with the fewest tests, because these tests take

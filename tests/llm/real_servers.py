@@ -36,7 +36,7 @@ def environment_of(name: str) -> Path:
         if not (folder / "installed").exists():
             subprocess.run(python("-m", "venv", "--clear", str(folder / "venv")), check=True, timeout=INSTALL_SECONDS)
             # Without dependencies: the file has all of those that the server needs.
-            command = [folder / "venv/bin/pip", "install", "--quiet", "--no-deps", "--no-compile", "--requirement", pins]
+            command = [folder / "venv/bin/pip", "install", "-q", "--no-deps", "--no-compile", "-r", pins]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
             except subprocess.TimeoutExpired:

@@ -240,7 +240,6 @@ def test_silent_connections_do_not_block_streams(streams, driver, server):
             connection.close()
 
 
-@pytest.mark.faults
 def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, driver, server):
     run = driver.start('/say First.\n/call calculate {"expression": "1"}\n/stream 40 50')
     events = streams.listener(server).listen(run["id"])
@@ -255,7 +254,6 @@ def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, dr
     assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
-@pytest.mark.faults
 def test_streams_continue_without_redis(make_redis_stack):
     stack, redis = make_redis_stack
     driver = Driver(stack.session())
