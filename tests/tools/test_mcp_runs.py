@@ -43,6 +43,11 @@ def park(bench: Any, message: str = SCRIPT, **body: Any) -> dict[str, Any]:
     return bench.get(run["id"])
 
 
+def parked_for_long(params: dict[str, Any]) -> Any:
+    """No call is asked for before the test says so: one that is asked for twice at once would have one place."""
+    return task("t-1", pollIntervalMs=60_000) | {"resultType": "task"}
+
+
 def look(bench: Any, server: TaskServer) -> None:
     """Have the servers of all calls that may be asked for asked now, and wait until their answers are recorded."""
     before = dict(ToolInvocation.objects.filter(contact_at__isnull=False).values_list("pk", "contacts"))
@@ -418,6 +423,7 @@ def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
             release.wait(30)
             return task("t-1")
 
+        slow.tool = parked_for_long
         slow.task = hang
         for _ in range(4):
             park(bench, "/call sloth {}")
@@ -436,7 +442,7 @@ def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch)
     monkeypatch.setattr("runs.engine.contacts.CONTACTS_MAX", 3)
     add_tool(tasks)
     release = threading.Event()
-    tasks.tool = lambda params: task("t-1", pollIntervalMs=300_000) | {"resultType": "task"}
+    tasks.tool = parked_for_long
     greedy = [park(bench)["id"] for _ in range(4)]
     other = Driver(InProcess(session_client(UserFactory())))
     run = other.start(SCRIPT)["id"]
