@@ -13,8 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # costs 40 ms a test, even as --reruns 0.
 RERUNS ?= 0
 PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS))
-# make test COVERAGE=1 measures the branches of the product's code that the fast tests execute, and fails below the floor
-# of pyproject.toml. The floor is raised when more is covered, and never lowered.
+# make test COVERAGE=1 shows the branches of the product's code that the fast tests execute. It takes twice as long.
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 # Tests wait for a part of their time, for threads, processes and leases, so there are three workers for two hardware
