@@ -20,33 +20,37 @@ from config.kernel import clock
 from config.kernel.garbage import collect_less_often, freeze_loaded_objects
 from config.queue import nudges as queue_nudges
 from tests import factories
-from tests.tiers import FAST
+from tests.tiers import FAST, LONG
 
-# Folders and files with slow tests: real processes, loops over all operations or pages, or many whole runs about what
-# does not depend on the database, as requests to models and answers to front ends. `make test-services` runs them.
-# tests/tiers.py is for single tests and for values of parameters.
+# Folders and files with slow tests: real processes, or loops over all operations or pages. `make test-services` runs
+# them. tests/tiers.py is for single tests and for values of parameters.
 SLOW_FILES = {
+    "test_browser.py",
+    "test_listen.py",
+    "test_samples.py",
+    "test_start_imports.py",
+    "test_tour.py",
+    "test_worst_inputs.py",
+}
+# Files with many whole runs. Of `make test`, only ALL=1 executes them.
+LONG_FILES = {
     "test_ag_ui.py",
     "test_ag_ui_answers.py",
     "test_ai_sdk.py",
     "test_ai_sdk_answers.py",
-    "test_browser.py",
     "test_context.py",
     "test_import.py",
     "test_journals.py",
-    "test_listen.py",
     "test_lying_providers.py",
     "test_mcp_runs.py",
     "test_model_changes.py",
     "test_object_storage.py",
     "test_parked.py",
     "test_people.py",
-    "test_samples.py",
-    "test_start_imports.py",
     "test_summaries.py",
-    "test_tour.py",
-    "test_worst_inputs.py",
 }
+if not LONG:
+    SLOW_FILES |= LONG_FILES
 SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
 
 FAULTS = ("faults", "isolation")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-# Set by `make test`.
+# Set by `make test`, and by `make test ALL=1`.
 FAST = bool(os.environ.get("FAST_TESTS"))
+LONG = bool(os.environ.get("LONG_TESTS"))
 
 
 def slow(*values: Any) -> list[Any]:

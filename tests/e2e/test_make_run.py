@@ -159,7 +159,7 @@ def prepared(service: LocalService) -> str:
     return again.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_make_run_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     import psutil
 

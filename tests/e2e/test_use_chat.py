@@ -82,7 +82,7 @@ def ended(page: Page, answers: int) -> None:
 
 
 def reload(page: Page) -> None:
-    """Load the page anew, until it knows whether an answer is being written: its buttons do nothing before."""
+    """Load the page again. Its buttons do nothing before it knows whether an answer is being written."""
     with page.expect_response(re.compile("/stream$")):
         page.reload()
 

@@ -17,6 +17,7 @@ from runs.tools.base import ToolResult
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
 from tests.lifecycle.contexts import Provider, common, fill, in_chat, laws, provider, window  # noqa: F401
+from tests.tiers import slow
 
 # ruff: noqa: F811 (fixtures)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -134,15 +135,13 @@ def plant(number: int) -> str:
     return f"{call(f'fact{number}')}\n/say {'word ' * 100}\n{'padding ' * 60}"
 
 
-RUNS = 60
-
-
-def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monkeypatch):
+@pytest.mark.parametrize("runs", [40, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monkeypatch, runs):
     window(8000)
     results(monkeypatch, lambda expression: f"The code of {expression} is Q{expression}Q. " + "x" * 500)
     chat = bench.chat()
     in_chat(bench, chat, "remember: the user is called Ada")
-    for number in range(RUNS):
+    for number in range(runs):
         run = in_chat(bench, chat, plant(number))
         assert run["status"] == "completed", run
         recent = range(max(0, number - 1), number + 1)
@@ -151,7 +150,7 @@ def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monk
     kinds = list(Compaction.objects.values_list("kind", flat=True))
     assert kinds.count("summary") >= 2
     assert "Ada" in provider.sent()
-    assert len(kinds) < RUNS / 2
+    assert len(kinds) < runs / 2
     texts = [provider.prefix(request) for request in provider.turns]
     shares = [common(*pair) / len(pair[0]) for pair in pairwise(texts)]
     assert sum(share < 0.95 for share in shares) <= len(kinds)
@@ -160,6 +159,7 @@ def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monk
     assert used.count() == run.turn_count + Compaction.objects.filter(run=run, held__gt=0).count()
 
 
+@pytest.mark.slow
 def test_one_run_with_long_results_stays_within_the_window(bench, provider, window, monkeypatch):
     window(128_000, 4096)
     results(monkeypatch, lambda expression: f"{expression} " * (100_000 // (len(expression) + 1)))
@@ -203,7 +203,7 @@ def test_the_next_run_after_one_that_filled_the_window(bench, provider, window, 
     assert provider.refused == 0
 
 
-@pytest.mark.parametrize("bytes_per_token", [1.5, 3.0])
+@pytest.mark.parametrize("bytes_per_token", [1.5, *slow(3.0)])
 def test_dense_text_is_learned_from_reports(bench, provider, window, bytes_per_token):
     window(20_000, 1000)
     provider.bytes_per_token = bytes_per_token

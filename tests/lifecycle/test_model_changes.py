@@ -183,6 +183,7 @@ def test_fallbacks_that_are_no_list_of_models_are_none(bench, provider, requests
     assert (run["status"], reason(run), len(requests)) == ("failed", "provider_unavailable", 1)
 
 
+@pytest.mark.slow
 def test_fallbacks_in_a_cycle_are_asked_once_each(bench, provider, requests, settings):
     settings.MODEL_ATTEMPTS = 2
     names = ["first", "second", "third", "fourth", "fifth"]

@@ -18,6 +18,7 @@ from runs.models import AgentModel, Compaction, ModelAttempt, Run
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
 from tests.lifecycle.contexts import Provider, fill, in_chat, laws, provider, window  # noqa: F401
+from tests.tiers import slow
 
 # ruff: noqa: F811 (fixtures)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +64,7 @@ BAD = {"nothing": nothing, "calls": calls, "refuses_length": refuses_length}
 BAD |= {"repeats": partial(repeats, "x"), "repeats_wide": partial(repeats, "字")}
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", ["nothing", *slow(*(name for name in BAD if name != "nothing"))])
 def test_a_chat_continues_after_a_bad_summary(bench: Bench, provider: Provider, window, monkeypatch, name: str):
     monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
@@ -196,6 +197,7 @@ def test_after_an_outage_of_all_models_a_later_run_summarises(
     assert "remember number 0" in provider.sent()
 
 
+@pytest.mark.slow
 def test_another_worker_goes_on_with_the_attempts(
     bench: Bench, provider: Provider, window, settings, engines, monkeypatch
 ):
@@ -241,6 +243,7 @@ def test_a_run_is_cancelled_during_a_summary(bench: Bench, provider: Provider, w
     assert in_chat(bench, chat, "Hello")["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_summary_cannot_take_longer_than_the_run(bench: Bench, provider: Provider, window, settings):
     chat = long_chat(bench, window)
     provider.summary = streams_for_ever
@@ -248,7 +251,7 @@ def test_a_summary_cannot_take_longer_than_the_run(bench: Bench, provider: Provi
     assert in_chat(bench, chat, "Hello")["errorCode"] == "RUN_TIMEOUT"
 
 
-@pytest.mark.parametrize("refusal", ["short", "long"])
+@pytest.mark.parametrize("refusal", ["short", *slow("long")])
 def test_a_rate_limit_delays_a_summary_within_the_time_of_the_run(
     bench: Bench, provider: Provider, window, settings, refusal: str
 ):
@@ -279,7 +282,7 @@ def test_without_its_model_the_runs_own_summarises(bench: Bench, provider: Provi
     assert {request.model.name for request in provider.summaries} == {"demo"}
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.1, 10.0])
+@pytest.mark.parametrize("factor", [0.0, *slow(0.1, 10.0)])
 def test_a_provider_that_counts_wrongly(bench: Bench, provider: Provider, window, factor: float):
     window(8000)
     provider.caches = True

@@ -22,6 +22,7 @@ from tests import factories
 from tests.llm.helpers import at, client_of, model_of, request_of
 from tests.llm.sdk_types import problems
 from tests.llm.test_request_types import TYPES, arguments, check_anthropic, check_openai, check_responses, reasoning_of
+from tests.tiers import examples
 
 CHECKS = {"openai": check_openai, "openai_responses": check_responses, "anthropic": check_anthropic}
 # The SDK's types do not know the fields in which other servers want reasoning back.
@@ -99,7 +100,7 @@ def store(chat: Any, journal: dict[str, Any], origin: str) -> Run:
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", CHECKS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_provider_accepts_the_transcript_of_any_journal(kind: str, data: Any):
     model = MODEL[kind]
     chat = factories.ChatFactory()
@@ -135,7 +136,7 @@ def test_every_provider_accepts_the_transcript_of_any_journal(kind: str, data: A
 
 @pytest.mark.django_db
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_run_has_the_same_bytes_while_it_runs_and_later(data: Any):
     model = MODEL["anthropic"]
     chat = factories.ChatFactory()

@@ -14,6 +14,7 @@ from runs.llm.base import ModelError
 from runs.llm.registry import client_for
 from tests.llm.helpers import OPENAI_END, Heard, at, data, hear, model_of, openai_delta, request_of
 from tests.llm.model_server import ModelServer
+from tests.tiers import slow
 
 MIB = 1024 * 1024
 MEMORY_MAX_BYTES = 32 * MIB
@@ -86,13 +87,17 @@ def usage(provider: str, **counts: Any) -> list[bytes]:
     return data({"type": "message_start", "message": {"usage": counts}}, *ended)
 
 
-@pytest.mark.parametrize("piece", [b"x" * 65536, b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000])
+@pytest.mark.parametrize(
+    "piece", [b"x" * 65536, *slow(b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000)]
+)
 def test_an_event_without_end_is_an_error(lie, piece: bytes) -> None:
     with pytest.raises(ModelError):
         lie(raw=itertools.repeat(piece))
 
 
-@pytest.mark.parametrize("piece", [b": comment\n\n" * 1000, b"\n" * 10_000, b"event: ping\n\n" * 1000, b"data:{}\n\n"])
+@pytest.mark.parametrize(
+    "piece", [b": comment\n\n" * 1000, *slow(b"\n" * 10_000, b"event: ping\n\n" * 1000, b"data:{}\n\n")]
+)
 def test_events_that_say_nothing_end_with_the_time_of_the_turn(lie, settings, piece: bytes) -> None:
     settings.MODEL_TIMEOUT_SECONDS = 0.5
     with pytest.raises(ModelError):
@@ -107,8 +112,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     [
         (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
         (HEAD + b"\r\n", b"\n"),
-        (HEAD + b"\r\n", b": comment\n\n"),
-        (HEAD + b"\r\n", b"event: ping\n\n"),
+        *slow((HEAD + b"\r\n", b": comment\n\n"), (HEAD + b"\r\n", b"event: ping\n\n")),
         (HEAD + b"\r\n", b"data:{}\n\n"),
         (CHUNKED, b"1\r\n:\r\n"),
     ],
@@ -138,7 +142,7 @@ def test_many_deltas_of_one_character_are_limited(lie, provider: str, monkeypatc
         lie(raw=itertools.repeat(delta(provider, "x") * 100))
 
 
-@pytest.mark.parametrize("part", ["x" * 100_000, "[" * 100_000, ""])
+@pytest.mark.parametrize("part", ["x" * 100_000, *slow("[" * 100_000, "")])
 def test_arguments_without_end_are_limited(lie, provider: str, settings, part: str) -> None:
     settings.MODEL_TIMEOUT_SECONDS = 2
     with pytest.raises(ModelError):
@@ -178,9 +182,11 @@ def test_a_deep_or_wide_event_is_an_error(lie) -> None:
         (HEAD, b"X" * 65536),
         (HEAD + b"X-Header: ", b"v" * 65536),
         (b"HTTP/1.1 ", b"2" * 65536),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 65536),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 65536),
+        *slow(
+            (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+            (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 65536),
+            (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 65536),
+        ),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: value\r\n" * 100),
     ],
     ids=["headers", "name", "value", "status", "continue", "chunk-size", "chunk-extension", "trailers"],
@@ -191,7 +197,7 @@ def test_a_head_without_end_is_an_error(lie, settings, head: bytes, forever: byt
         lie(bare=itertools.chain([head], itertools.repeat(forever)))
 
 
-@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("status", [200, *slow(400)])
 def test_a_compressed_answer_is_refused(lie, status: int) -> None:
     bomb = gzip.compress(b"data: " + bytes(64 * MIB))
     head = f"HTTP/1.1 {status} Status\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"

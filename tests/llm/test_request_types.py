@@ -63,19 +63,14 @@ def reasoning_of(kind: str) -> Any:
     }.get(kind)
     if items is None:
         return st.just(())
-    places = st.tuples(st.integers(0, 40), st.integers(0, 40))
-    return st.lists(st.tuples(st.sampled_from(items), places), max_size=4).map(in_place)
+    # After an item there is no less text than before it, and there are no fewer calls.
+    places = st.lists(st.integers(0, 40), min_size=4, max_size=4).map(sorted)
 
+    def in_place(found: list[Any], characters: list[int], calls: list[int]) -> tuple[dict[str, Any], ...]:
+        kept = zip(found, characters, calls, strict=False)
+        return tuple({"item": item, "characters": text, "calls": before} for item, text, before in kept)
 
-def in_place(kept: list[tuple[Any, tuple[int, int]]]) -> tuple[dict[str, Any], ...]:
-    """Items as they are recorded: after an item there is no less text, and there are no fewer calls."""
-    characters, calls = (
-        (sorted(places) for places in zip(*(place for _, place in kept), strict=True)) if kept else ((), ())
-    )
-    return tuple(
-        {"item": item, "characters": text, "calls": before}
-        for (item, _), text, before in zip(kept, characters, calls, strict=True)
-    )
+    return st.builds(in_place, st.lists(st.sampled_from(items), max_size=4), places, places)
 
 
 @st.composite

@@ -10,6 +10,7 @@ import pytest
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
+from runs.tools.mcp.tasks import TASK_REQUEST_SECONDS
 from tests.driver import Driver, InProcess, until
 from tests.factories import UserFactory, session_client
 from tests.lifecycle import conftest as engine_fixtures
@@ -418,9 +419,10 @@ def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
     with task_server() as slow:
         add_tool(slow, "sloth")
         add_tool(tasks)
+        ended = list[bool]()
 
         def hang(params: dict[str, Any]) -> Any:
-            release.wait(30)
+            ended.append(release.wait(TASK_REQUEST_SECONDS - 1))
             return task("t-1")
 
         slow.tool = parked_for_long
@@ -429,9 +431,13 @@ def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
             park(bench, "/call sloth {}")
         run = park(bench)
         tasks.task = lambda params: completed("t-1", "quick")
-        ToolInvocation.objects.update(contact_at=clock.now())
+        ToolInvocation.objects.exclude(run=run["id"]).update(contact_at=clock.now())
+        bench.engine.contact()
+        until(lambda: len(bench.engine.contacts.tasks) >= 2)
+        ToolInvocation.objects.filter(run=run["id"]).update(contact_at=clock.now())
         bench.engine.contact()
         assert bench.wait(run["id"])["answer"] == "It is quick."
+        assert not ended
         until(lambda: len(bench.engine.contacts.tasks) == 2)
         release.set()
 
