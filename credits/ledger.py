@@ -269,7 +269,8 @@ def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None)
     of a tool call is a CAPTURE; that of a request to a model, with its own ``price``, a USAGE, even of 0.
     """
     charged = min(amount, hold.amount)
-    outcome = _post(_settlement(hold, charged, price), balance=-charged, held=-hold.amount)
+    rows = _settlement(hold, charged, price)
+    outcome = _post(rows, balance=-charged, held=-hold.amount)
     if outcome is Outcome.REFUSED:
         raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
     if outcome is Outcome.MOVED:

@@ -333,7 +333,14 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
             message = "Only the budget of a run that waits for credits can be raised, and not lowered."
             raise ValidationFailed({"maxCredits": [message]})
         given["maxCredits"], changes["max_credits"] = money.to_number(budget), budget
-    return lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
+    if waitpoint.needed is not None and not given["approved"]:
+        answered = lifecycle.refuse_pause(waitpoint.pk, given)
+    else:
+        answered = lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
+    if answered.status == WaitpointStatus.PENDING:  # the answer came too late
+        lifecycle.expire_waitpoint(waitpoint.pk, wait=True)
+        answered.refresh_from_db()
+    return answered
 
 
 def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:

@@ -58,4 +58,11 @@ from runs.lifecycle.sweeps import (
     wakeable_runs,
 )
 from runs.lifecycle.text import append_text, streamed_text
-from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint, pause, resume_paid
+from runs.lifecycle.waitpoints import (
+    answer_waitpoint,
+    expire_waitpoint,
+    open_waitpoint,
+    pause,
+    refuse_pause,
+    resume_paid,
+)

@@ -66,7 +66,7 @@ class Moved(NamedTuple):
 def changed(row: M, **changes: Any) -> M:
     """A copy of ``row`` with ``changes``: a transition that is rolled back or repeated leaves its arguments alone."""
     copy = type(row).__new__(type(row))
-    vars(copy).update(vars(row) | changes)
+    copy.__dict__ = vars(row) | changes
     return copy
 
 
@@ -85,25 +85,26 @@ def move_run(
     """
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
-    writes = Writes()
+    known, moved = as_known(run), changed(run, **changes)
+    stream, reports, writes = new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES), Writes(), Writes()
+    _emit(reports, run, happened)
     if before is not None:
         writes.include(before)
-    writes.update(Run, as_known(run), changes, _KEY)
+    writes.update(Run, known, changes, _KEY)
     writes.guards = len(writes.statements)
-    writes.insert(*new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES))
-    _emit(writes, run, happened)
+    writes.insert(*stream)
+    writes.include(reports)
     if also is not None:
         writes.include(also)
     if not writes.do():
         raise LeaseLost(run.pk)
     if happened:
         wakeups.after_commit(run.pk)
-    moved = changed(run, **changes)
+    if run.status == RunStatus.RUNNING != to and not run.parked:
+        line.nudge_next_throttled(run.user_id)
     if run.status != to:
         crash_after_commit(to)
         _report_after_commit(run, moved)
-    if run.status == RunStatus.RUNNING != to and not run.parked:
-        line.nudge_next_throttled(run.user_id)
     return moved
 
 

@@ -120,20 +120,20 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if run.worker_id is not None:
         changes["ran_ms"] = stop_running(run)["ran_ms"]
     happened: list[StreamEvent] = []
-    also = Writes()
-    if run.assistant_message_id is None:
-        role, replaced = Message.Role.ASSISTANT, run.replaced_by is not None
-        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, role, now, replaced=replaced).id
-    if run.resolved_model is None and (models := catalogue.models_of(run)):
-        changes["resolved_model"] = models[0].name
-    if run.status == RunStatus.QUEUED:
-        changes["started_at"] = run.started_at or now
-        happened.append(events.run_status(run, RunStatus.RUNNING))
-    else:
+    if run.status == RunStatus.RUNNING:
         changes |= spending.settle(run)
         if run.unrecorded_text:
             happened += reset_events(run, recorded_text(run))
             changes["unrecorded_text"] = False
+    else:
+        changes["started_at"] = run.started_at or now
+        happened.append(events.run_status(run, RunStatus.RUNNING))
+    if run.resolved_model is None and (models := catalogue.models_of(run)):
+        changes["resolved_model"] = models[0].name
+    also = Writes()
+    if run.assistant_message_id is None:
+        role, replaced = Message.Role.ASSISTANT, run.replaced_by is not None
+        changes["assistant_message_id"] = add_message(also, run.chat_id, run.id, role, now, replaced=replaced).id
     return move_run(run, RunStatus.RUNNING, happened, also=also, **changes)
 
 
@@ -164,10 +164,10 @@ def record_turn(
         metrics.call_moved(moved[call.id], call.status)
     happened += call_transitions.dispatch_events(moved.values())
     stored = [moved.get(call.id, call) for call in calls]
-    also = _turn(run, turn, content)
-    also.insert(*stored)
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
     changes |= call_transitions.awaiting({run.awaiting, *(call.awaiting for call in stored)})
+    also = _turn(run, turn, content)
+    also.insert(*stored)
     return Moved(move_run(run, RunStatus.RUNNING, happened, also=also, **changes), stored, turn)
 
 

@@ -58,6 +58,13 @@ class Charge:
     def charged(self) -> int:
         return min(self.amount, self.hold.amount) if self.hold else 0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it adds to the run's usage."""
+        price = self.price
+        tokens = price["inputTokens"], price.get("cachedInputTokens", 0), price["outputTokens"]
+        return dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -96,7 +103,7 @@ def hold_call(run: Run, call: ToolInvocation) -> bool:
     """Hold the call's estimate; False if it has to wait for credits, or its run has. Raises ToolFailure if credits or
     budget do not suffice.
     """
-    over = budget_refusal(run, call.credit_estimate)
+    first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
             ledger.hold(
@@ -107,7 +114,7 @@ def hold_call(run: Run, call: ToolInvocation) -> bool:
                 chat_id=run.chat_id,
                 run_id=run.id,
                 price={"perCall": call.credit_estimate},
-                only_if=_first_in_line(run),
+                only_if=first,
             )
             return True
         except ledger.InsufficientCredits:
@@ -240,31 +247,24 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     tells; without text it costs nothing.
     """
     early: Counter[str] = Counter()
+    streamed = "" if partial else unrecorded_text(run)
     if partial is not None and partial.hold is None:
-        early.update(_counts(partial), turn_count=1)
+        early.update(partial.counts, turn_count=1)
     for hold in sums.open_holds(run.id):
-        if hold.tool_key is not None:
-            if ends:
-                ledger.release(hold.invocation_id or "")
-            continue
-        charged = _streamed(run, hold) if partial is None else partial
-        if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
-            ledger.release_turn(hold)
-        else:
-            ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
-            early.update(_counts(charged), turn_count=int(isinstance((hold.price or {}).get("turn"), int)))
+        if hold.tool_key is None:
+            charged = _streamed(streamed, hold) if partial is None else partial
+            if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
+                ledger.release_turn(hold)
+            else:
+                ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
+                early.update(charged.counts, turn_count=int(isinstance((hold.price or {}).get("turn"), int)))
+        elif ends:
+            ledger.release(hold.invocation_id or "")
     return {name: getattr(run, name) + count for name, count in early.items()}
 
 
-def _counts(charged: Charge) -> dict[str, int]:
-    price = charged.price
-    tokens = price["inputTokens"], price.get("cachedInputTokens", 0), price["outputTokens"]
-    return dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
-
-
-def _streamed(run: Run, hold: LedgerEntry) -> Charge | None:
+def _streamed(streamed: str, hold: LedgerEntry) -> Charge | None:
     """What a request cost at least whose owner is lost, or gave the run up, by the text that was streamed of it."""
-    streamed = unrecorded_text(run)
     if not streamed:
         return None
     price: dict[str, Any] = hold.price or {}

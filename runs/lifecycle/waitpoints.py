@@ -1,6 +1,6 @@
 """Every transition of a waitpoint, with the transitions of its run that it causes; ``moves`` has the rules."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -79,32 +79,40 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
 
 @transaction.atomic
 def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any) -> Waitpoint:
-    """PENDING → COMPLETED and the run waiting → queued with its ``changes``; after its time → EXPIRED. A run whose user
-    refuses to wait for credits → failed. Only the first answer changes anything. Returns the waitpoint as it then is.
+    """PENDING → COMPLETED and the run waiting → queued with its ``changes``. Only the first answer changes anything,
+    and only in time. Returns the waitpoint as it then is.
     """
     run, waitpoint = _locked(waitpoint_id)
-    if run is None or waitpoint.status != WaitpointStatus.PENDING:
+    return _answer(run, waitpoint, payload, **changes) if run is not None and _is_open(waitpoint) else waitpoint
+
+
+@transaction.atomic
+def refuse_pause(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
+    """``answer_waitpoint`` of a user who refuses to wait for credits: the run waiting → failed."""
+    run, waitpoint = _locked(waitpoint_id)
+    if run is None or not _is_open(waitpoint):
         return waitpoint
-    if waitpoint.expires_at <= clock.now():
-        _expire(run)
-        return Waitpoint.objects.get(pk=waitpoint_id)
-    return _answer(run, waitpoint, payload, **changes)
+    waitpoint, asked = _complete(waitpoint, payload, clock.now()), waitpoint.request_payload
+    refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
+    ending: dict[str, Any] = {"code": refused.code, "message": refused.message}
+    runs.finish(run, RunStatus.FAILED, owned=False, happened=[events.waitpoint_resolved(waitpoint)], **ending)
+    return waitpoint
+
+
+def _is_open(waitpoint: Waitpoint) -> bool:
+    return waitpoint.status == WaitpointStatus.PENDING and waitpoint.expires_at > clock.now()
+
+
+def _complete(waitpoint: Waitpoint, payload: dict[str, Any], now: datetime) -> Waitpoint:
+    resolved = payload | {"respondedAt": clock.iso(now)}
+    return close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
 
 
 def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: Any) -> Waitpoint:
     call, now = waitpoint.invocation, clock.now()
-    resolved = payload | {"respondedAt": clock.iso(now)}
-    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
-    happened = [events.waitpoint_resolved(waitpoint)]
-    if call is None and not payload["approved"]:
-        asked = waitpoint.request_payload
-        refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
-        code, message = refused.code, refused.message
-        runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message, happened=happened)
-        return waitpoint
-    if call is not None:
-        happened += _answer_call(run, call, waitpoint.kind, payload)
-    happened.append(events.run_status(run, RunStatus.QUEUED))
+    waitpoint = _complete(waitpoint, payload, now)
+    told = [] if call is None else _answer_call(run, call, waitpoint.kind, payload)
+    happened = [events.waitpoint_resolved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
     move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return waitpoint
@@ -171,14 +179,15 @@ def _resume(waitpoint_id: str) -> bool:
 
 
 @transaction.atomic
-def expire_waitpoint(waitpoint_id: str) -> bool:
-    """A pending waitpoint after its time → EXPIRED, and its run → failed. False if there was nothing to do, or if the
-    run is locked.
+def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
+    """A pending waitpoint after its time → EXPIRED, and its run → failed: the end of the run closes its waitpoint.
+    False if there was nothing to do, or without ``wait`` if the run is locked.
     """
-    run, waitpoint = _locked(waitpoint_id, wait=False)
+    run, waitpoint = _locked(waitpoint_id, wait=wait)
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
-    _expire(run)
+    message = "Nobody answered in time."
+    runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
     return True
 
 
@@ -188,9 +197,3 @@ def _locked(waitpoint_id: str, *, wait: bool = True) -> tuple[Run | None, Waitpo
     """
     run = lock_run(Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id), wait=wait)
     return run, Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
-
-
-def _expire(run: Run) -> None:
-    """The end of the run closes its waitpoint."""
-    message = "Nobody answered in time."
-    runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
