@@ -42,7 +42,7 @@ from runs.calls import (
     invocation_without_text,
 )
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
-from runs.models import FINAL_RUN_STATUSES, Run
+from runs.models import FINAL_RUN_STATUSES, Awaiting, Run, RunStatus
 from runs.serializers import RUN_STATE, RunInput, RunSerializer
 from runs.streams.views import opening_of
 from runs.tools.schema import one_check_of
@@ -240,9 +240,11 @@ def start_run(request: Request, given: dict[str, Any]) -> Any:
         return services.start_run(request.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
 
     run = run_of(request, made_once(request, "start_run", given, make))
-    if not given["wait_seconds"] or run.status in FINAL_RUN_STATUSES:
+    # A repeated call finds the run as it is, and does not wait for what has happened before.
+    needs_caller = run.status == RunStatus.WAITING or run.awaiting == Awaiting.CLIENT
+    if not given["wait_seconds"] or run.status in FINAL_RUN_STATUSES or needs_caller:
         return shown(request, run)
-    return Started(opening_of(request, run), given["wait_seconds"])
+    return Started(opening_of(request, run, run.last_stream_index), given["wait_seconds"])
 
 
 @tool("Get a run", "runs:read", RunChoice)

@@ -89,6 +89,20 @@ def test_wait_ends_at_its_limit_and_the_run_continues(stack: Stack) -> None:
     connected(stack, work)
 
 
+def test_repeated_start_waits_for_what_is_still_to_come(stack: Stack) -> None:
+    async def work(client: Client) -> None:
+        chat = await call(client, "create_chat")
+        given = {"chatId": chat["id"], "message": "/ask Which colour?\n/wait 2\n/say {result}", "waitSeconds": 30}
+        run = await call(client, "start_run", **given, idempotencyKey="repeated")
+        assert (await call(client, "start_run", **given, idempotencyKey="repeated"))["status"] == "waiting"
+        answer = {"waitpointId": run["pendingWaitpoint"]["id"], "kind": "CLARIFICATION", "answer": "blue"}
+        await call(client, "respond_to_waitpoint", **answer)
+        run = await call(client, "start_run", **given, idempotencyKey="repeated")
+        assert (run["status"], run["answer"]) == ("completed", "blue")
+
+    connected(stack, work)
+
+
 def post(stack: Stack, body: dict[str, Any], **options: Any) -> requests.Response:
     headers = {"Authorization": f"Bearer {stack.api_key('ada')}", "Accept": "application/json, text/event-stream"}
     http = requests.Session()
