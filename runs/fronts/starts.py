@@ -20,6 +20,8 @@ from runs.tools.schema import one_check_of
 
 # What the protocols themselves say.
 NOT_OPTIONS = ("message", "attachmentIds")
+# Of what a client says of a call that failed: the rest is left out.
+ERROR_MAX_CHARS = 1000
 
 
 def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:

@@ -238,6 +238,14 @@ def test_calls_of_the_client_end_the_run_and_their_results_continue_it(thread):
     assert types(whole)[-2:] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]
 
 
+def test_a_long_error_of_the_client_is_cut(thread):
+    """Its message stays in the client's history, so a refusal would be one for ever."""
+    run, (first, second) = picking(thread)
+    thread.send(said(PICKS), result(first, "red"), result(second, "", error="Traceback " * 500))
+    calls = thread.bench.wait(run["id"])["toolInvocations"]
+    assert calls[1]["errorMessage"] == ("Traceback " * 500)[:1000]
+
+
 def test_a_client_that_connects_gets_the_open_calls(thread):
     _, calls = picking(thread)
     _, snapshot, finished = thread.connect()

@@ -12,7 +12,7 @@ from chats.services import CLIENT_ID
 from config.api.errors import flatten
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import require_text
-from runs.fronts.starts import text_of
+from runs.fronts.starts import ERROR_MAX_CHARS, text_of
 from runs.models import CLIENT_MESSAGE_ID_MAX_CHARS, WaitpointKind
 
 RUN_ID_MAX_CHARS = 1000
@@ -52,8 +52,8 @@ class Sent:
         for message in self.trailing:
             call_id, error = message.get("toolCallId"), message.get("error")
             if message.get("role") == "tool" and isinstance(call_id, str):
-                failed = isinstance(error, str) and error
-                found[call_id] = {"error": error} if failed else {"result": _text(message.get("content"))}
+                failed = error[:ERROR_MAX_CHARS] if isinstance(error, str) else ""
+                found[call_id] = {"error": failed} if failed else {"result": _text(message.get("content"))}
         return found
 
     def said(self, agent: str | None) -> Object:

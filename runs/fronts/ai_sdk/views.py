@@ -24,7 +24,6 @@ from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, p
 from runs.models import Run
 from runs.streams.views import CONTENT_TYPE
 
-ERROR_MAX_CHARS = 1000
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
 CHAT_KEY = OpenApiParameter(
     "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
@@ -130,7 +129,7 @@ class AiSdkViewSet(FrontViewSet):
         if state not in ("output-available", "output-error"):
             return None
         failed = state == "output-error"
-        output = requests.as_text(part.get("errorText"))[:ERROR_MAX_CHARS] if failed else part.get("output")
+        output = requests.as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
         if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
             return self.respond(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
         if (call := recorded.client_call(part.get("toolCallId"))) is not None:
