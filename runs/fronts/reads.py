@@ -154,11 +154,12 @@ class Recorded:
 
     def _shown(self, turn: int) -> list[ToolInvocation]:
         """The turn's calls that a stream has shown, in that order."""
-        moments = {call.pk: self._shown_at(call) for call in self.calls if call.turn_index == turn}
+        moments = {call.pk: self.shown_at(call) for call in self.calls if call.turn_index == turn}
         calls = [call for call in self.calls if moments.get(call.pk)]
         return sorted(calls, key=lambda call: (moments[call.pk], call.call_index))
 
-    def _shown_at(self, call: ToolInvocation) -> Any:
+    def shown_at(self, call: ToolInvocation) -> Any:
+        """When a stream showed the call first; None if it has not."""
         moments = [*(waitpoint.created_at for waitpoint in self.waitpoints_of(call)), call.started_at, call.finished_at]
         return min(filter(None, moments), default=None)
 

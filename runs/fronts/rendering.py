@@ -213,12 +213,13 @@ class Rendering(ABC):
         self.text_is_open = False
         return self.text("end")
 
-    def _show(self, call: Call) -> list[Part]:
-        """A call, unless it is shown already."""
+    def _show(self, call: Call, *, asks: bool = False) -> list[Part]:
+        """A call, unless it is shown already. ``asks``: the user must approve it."""
         if call.id in self.calls:
             return []
+        is_of_app = call.awaiting == CLIENT and call.name != ASK_USER
+        parts = self.before_answer(call) if asks or is_of_app else []
         self.calls[call.id] = call
-        parts: list[Part] = []
         if self.turn == 0 or self.calls_of not in (None, call.turn):
             parts += self._begin_turn()
         parts += self._close_text()
@@ -236,8 +237,8 @@ class Rendering(ABC):
         clarifies = data["kind"] == WaitpointKind.CLARIFICATION
         if call is None or (clarifies and call.name != ASK_USER):
             call = Call.asking(data["id"], data["kind"], data["requestPayload"], self.calls_of or 0)
-        parts = self.before_approval(call) if call.id not in self.calls and not clarifies else []
-        parts += self._show(call) if call.id != data["id"] or self.shows_questions else []
+        is_shown = call.id != data["id"] or self.shows_questions
+        parts = self._show(call, asks=not clarifies) if is_shown else []
         self.asked = data, call
         return [*parts, *self.ask_now()] if asks else parts
 
@@ -280,8 +281,8 @@ class Rendering(ABC):
     def output(self, call: Call, data: Data) -> list[Part]:
         """The outcome of a call; ``data`` is that of ``tool.completed``."""
 
-    def before_approval(self, call: Call) -> list[Part]:
-        """What comes before a new call that the user must approve."""
+    def before_answer(self, call: Call) -> list[Part]:
+        """What comes before a new call that the user must approve, or that the user's app executes."""
         return []
 
     @abstractmethod

@@ -88,7 +88,8 @@ def dispatch(
     """
     awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
     room = room_to_park(run.user_id) if awaits else 0
-    for call in calls:
+    # Those for the caller's app come last, so that a client can show them apart from the others.
+    for call in sorted(calls, key=lambda call: call.node_type == CLIENT):
         is_held = call.id in approved and ledger.is_held(call.id)
         try:
             if call.id in awaits and room <= 0:

@@ -52,6 +52,15 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
         },
         3,
     ),
+    "beside a job and a client tool": (
+        {
+            "text": '/call locate {}\n/call long_job {"seconds": 2}\n' + CHART.splitlines()[1] + "\n/say {result}",
+            "run": LOCATE,
+            "outputs": {"locate": {"lat": 48.2}},
+            "approved": True,
+        },
+        3,
+    ),
     "question beside a client tool": (
         {
             "text": '/ask When?\n/call locate {"of": "me"}\n/say {result}',

@@ -135,6 +135,28 @@ def test_a_call_that_asked_is_listed_where_the_stream_showed_it(chat):
         assert sorted(shown) == ["ask_user", "calculate", "research"]
 
 
+def test_a_client_can_send_an_approval_beside_its_own_call_and_an_open_one_of_the_server(chat):
+    """It sends nothing of a step in which a call of the server has no outcome: here that call asks the next question,
+    once the approval is given.
+    """
+    with task_server() as server:
+        server.tool = lambda params: asks(who=form("Who?"))
+        Tool.objects.create(name="research", display_name="Research", node_type="mcp", url=server.url, price=0)
+        catalogue.forget()
+        script = f"/call locate {{}}\n{CHART.splitlines()[0]}\n/call research {{}}"
+        message = waiting(chat, script, run=LOCATE)
+        frames = [part for _, part in chat.resume()]
+        shown = [part.get("toolName") for part in frames if part_type(part) in ("start-step", "tool-input-available")]
+        assert shown == [None, "research", None, "locate", "draw_chart"]
+        assert shown == [part.get("toolName") for part in message["parts"]]
+        # The next question comes after what was answered.
+        answered = message["parts"][-1] | {"state": "approval-responded"}
+        chat.send(message | {"parts": [answered | {"approval": answered["approval"] | {"approved": False}}]})
+        message = until(lambda: (found := chat.messages()[-1])["parts"][-1]["toolName"] == "ask_user" and found)
+        shown = [part["toolName"] for _, part in chat.resume() if part_type(part) == "tool-input-available"]
+        assert shown == [part["toolName"] for part in message["parts"] if "toolName" in part]
+
+
 def test_all_outcomes_of_the_client_are_the_servers(chat):
     """Also if the run ends with them: else the client would send them for ever."""
     chat.send(said("/call locate {}\n/call locate {}\n/wait 60"), run=LOCATE)

@@ -70,9 +70,9 @@ class Chunks(Rendering):
     def output(self, call: Call, data: Data) -> list[Part]:
         return [outcome(call, ended_as(call, data["status"], data.get("result"), data.get("errorMessage")))]
 
-    def before_approval(self, call: Call) -> list[Part]:
-        """A step of its own, if the server's calls of this one are open: the client does not send approvals of a step
-        in which a call has no final output. It sends its own outputs only of the last step.
+    def before_answer(self, call: Call) -> list[Part]:
+        """A new step, if only calls of the server are open in this one: the client does not send approvals of a step in
+        which a call has no final output. It sends its own outputs only of the last step.
         """
         is_beside = call.turn == self.calls_of and self.calls
         return self.turn_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
@@ -217,19 +217,24 @@ def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
         parts.append(STEP)
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
+        own = recorded.own(calls[0].turn_index) if calls else []
         for number, call in enumerate(calls):
+            while own and own[0].created_at < recorded.shown_at(call):
+                parts.append(_own(own.pop(0)))
             parts += [STEP] if _is_beside(call, calls[:number], recorded) else []
             parts.append(_tool(call, recorded))
-        parts += map(_own, recorded.own(calls[0].turn_index) if calls else ())
+        parts += map(_own, own)
     return parts
 
 
 def _is_beside(call: ToolInvocation, before: list[ToolInvocation], recorded: Recorded) -> bool:
-    """As ``Chunks.before_approval``: whether only calls of the server were open when the user was asked to approve."""
+    """As ``Chunks.before_answer``: whether only calls of the server were open when this one was shown."""
     asked = recorded.waitpoints_of(call)[:1]
-    if not asked or asked[0].kind != WaitpointKind.CREDIT_APPROVAL:
+    is_of_app = call.node_type == CLIENT and call.started_at is not None
+    if not is_of_app and not (asked and asked[0].kind == WaitpointKind.CREDIT_APPROVAL):
         return False
-    is_open = [each for each in before if each.finished_at is None or each.finished_at > asked[0].created_at]
+    shown_at = recorded.shown_at(call)
+    is_open = [each for each in before if each.finished_at is None or each.finished_at > shown_at]
     return bool(is_open) and all(Call.of(each).awaiting is None for each in is_open)
 
 
