@@ -103,7 +103,7 @@ class Frames:
             if rendering.over:
                 return
         yield self.begin()
-        if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls):
+        if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls, self.index):
             yield self.stop()
 
 
@@ -149,7 +149,8 @@ class FrontBody:
         if stream.position >= frames.after[0]:
             sent.append(frames.begin())
         is_idle = frames.may_stop and stream.position >= stream.channel.last
-        if is_idle and await ask(reads.only_the_client_can_go_on, rendering.run_id, list(rendering.calls)):
+        known = rendering.run_id, list(rendering.calls), stream.position
+        if is_idle and await ask(reads.only_the_client_can_go_on, *known):
             sent.append(frames.stop())
         return b"".join(sent) or COMMENT
 

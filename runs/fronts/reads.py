@@ -28,13 +28,13 @@ OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITP
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 
-def only_the_client_can_go_on(run_id: str, known: Collection[str]) -> bool:
-    """Whether the ``known`` calls are the open ones of the run, and all await the client. The run may be further on
-    than its stream.
+def only_the_client_can_go_on(run_id: str, known: Collection[str], index: int) -> bool:
+    """Whether the ``known`` calls are the open ones of the run, and all await the client. A run that is further on than
+    its stream, which is at ``index``, may have outcomes that the client must get first.
     """
     calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
-    awaiting = dict(calls.values_list("pk", "awaiting"))
-    return awaiting.keys() == set(known) and set(awaiting.values()) == {CLIENT}
+    found = {key: state for key, *state in calls.values_list("pk", "awaiting", "run__last_stream_index")}
+    return found.keys() == set(known) and all(state == [CLIENT, index] for state in found.values())
 
 
 def asks_at(run_id: str, last: int) -> int:

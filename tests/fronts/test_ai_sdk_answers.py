@@ -1,5 +1,7 @@
 """The AI SDK's routes, where more than one thing of an answer is open, or asked for twice."""
 
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -7,7 +9,10 @@ from django.core.management import call_command
 
 from runs import catalogue, services
 from runs.engine.heartbeat import Heartbeat
+from runs.events import StreamType
+from runs.fronts import body
 from runs.models import Run, Tool, Waitpoint
+from runs.streams.reads import Event, existing
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import Frame, UseChat, said
@@ -155,6 +160,20 @@ def test_a_client_can_send_an_approval_beside_its_own_call_and_an_open_one_of_th
         message = until(lambda: (found := chat.messages()[-1])["parts"][-1]["toolName"] == "ask_user" and found)
         shown = [part["toolName"] for _, part in chat.resume() if part_type(part) == "tool-input-available"]
         assert shown == [part["toolName"] for part in message["parts"] if "toolName" in part]
+
+
+def test_a_stream_that_is_behind_does_not_stop_for_the_client(chat, monkeypatch):
+    """What has happened meanwhile would never come: the client goes on after its own answers."""
+    chat.send(said(BOTH), run=LOCATE | {"maxCredits": 1})
+    run = chat.runs()[-1]["id"]
+    until(lambda: [call["status"] for call in chat.bench.get(run)["toolInvocations"]] == ["DISPATCHING", "FAILED"])
+    assert types(chat.resume())[-3:] == ["finish-step", "finish", "[DONE]"]
+
+    def behind(*position: Any) -> Iterator[Event]:
+        return takewhile(lambda event: event.type != StreamType.TOOL_COMPLETED, existing(*position))
+
+    monkeypatch.setattr(body, "existing", behind)
+    assert types(chat.resume())[-1] == "tool-input-available"
 
 
 def test_all_outcomes_of_the_client_are_the_servers(chat):

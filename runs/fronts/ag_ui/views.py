@@ -209,7 +209,7 @@ class AgUiViewSet(FrontViewSet):
             ends = []
             if reads.asks_at(run.pk, last):
                 ends = seen.ask_now()[-1:]
-            elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls):
+            elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls, last):
                 ends = seen.client_calls()
         # Without results of calls that are left out.
         kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
