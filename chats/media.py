@@ -9,7 +9,8 @@ from django.conf import settings
 
 MEDIA_TYPE_MAX_CHARS = 127
 _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
-MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE)
+# Without re.ASCII, "ſ" and "ı" would be letters too, which no header can hold.
+MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE | re.ASCII)
 # Text must be UTF-8, so the parameter need not be stored.
 _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", re.IGNORECASE)
 

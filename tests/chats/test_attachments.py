@@ -76,6 +76,7 @@ def test_the_digest_is_optional(session):
         ({"contentType": "text/plain\r\nX: y"}, "contentType"),
         ({"contentType": "text/" + "x" * 200}, "contentType"),
         ({"contentType": "text/*"}, "contentType"),
+        ({"contentType": "text/ſı"}, "contentType"),
         ({"sizeBytes": 0}, "sizeBytes"),
         ({"sizeBytes": -1}, "sizeBytes"),
         ({"sizeBytes": "5"}, "sizeBytes"),
