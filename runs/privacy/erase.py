@@ -3,7 +3,6 @@
 Each step can be interrupted and repeated. The name is removed last, so that a repetition finds the person.
 """
 
-import json
 import re
 import secrets
 import time
@@ -126,16 +125,8 @@ def _remove_chats(user: Any, report: Report) -> None:
 
 def _remove_deliveries(user: Any, report: Report) -> None:
     _remove(Delivery.objects.filter(user=user), remove_deliveries)
-    # Those of the installation endpoint whose run was purged before: there is no index of names in bodies.
-    ending = f'"userId":{json.dumps(user.get_username(), ensure_ascii=False)}}}'
-    after, seen = "", 0
-    installation = Delivery.objects.filter(user=None)
-    while batch := list(installation.filter(pk__gt=after).order_by("pk").values_list("pk", "body")[:BATCH]):
-        after, seen = batch[-1][0], seen + len(batch)
-        mine = [key for key, body in batch if body.endswith(ending)]
-        if mine:
-            _remove(installation.filter(pk__in=mine), remove_deliveries)
-        report("deliveries searched", seen, seen)
+    for rows in tables.of_installation(user, report):
+        _remove(rows, remove_deliveries)
 
 
 def _hide_in_log(user: Any) -> None:

@@ -13,7 +13,6 @@ from config.kernel.jsontext import to_text
 from runs.privacy import tables
 from runs.privacy.tables import TABLES, Report
 from runs.tools import files as tool_files
-from webhooks.models import Delivery
 
 # Rows that are read together. A run has many events.
 BATCH = 50
@@ -29,6 +28,8 @@ def export(user: Any, report: Report | None = None) -> Iterator[str]:
     for label, table in TABLES.items():
         if table.erasure not in tables.WITHOUT_ROWS and not any(tables.reference(label)):
             yield from _lines(label, tables.rows_of(label, user), report)
+    for rows in tables.of_installation(user, report):
+        yield from _lines("webhooks.Delivery", rows)
 
 
 def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Iterator[str]:
@@ -46,9 +47,6 @@ def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Ite
                 its_rows = tables.model_of(child)._base_manager.filter(**{f"{field}__in": batch})
                 # The rows of a chat or a run are not counted in the report.
                 yield from _lines(child, its_rows, report if label == tables.USER else None)
-        if label == "runs.Run":
-            # What the installation endpoint got of them: no other row leads to it.
-            yield from _lines("webhooks.Delivery", Delivery.objects.filter(user=None, run_id__in=batch))
         if report is not None:
             report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
 

@@ -3,7 +3,8 @@
 docs/privacy.md shows this table. A new table of the service must be added to both; a test compares them.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,9 +12,13 @@ from typing import Any
 from django.apps import apps
 from django.db.models import Model, QuerySet
 
+from webhooks.models import Delivery
+
 USER = "auth.User"
 # (step, done, total): called after each batch.
 Report = Callable[[str, int, int], object]
+# Deliveries that are searched together.
+BATCH = 1000
 
 
 class Erasure(StrEnum):
@@ -92,3 +97,18 @@ def rows_of(label: str, user: Any) -> QuerySet[Any]:
     path = TABLES[label].path
     value = user.get_username() if path.endswith("username") else user.pk
     return model_of(label)._base_manager.filter(**{path: value})
+
+
+def of_installation(user: Any, report: Report | None = None) -> Iterator[QuerySet[Delivery]]:
+    """What the installation's webhook endpoint got of the person, in batches. Runs may be purged, and there is no index
+    of names in bodies.
+    """
+    ending = f'"userId":{json.dumps(user.get_username(), ensure_ascii=False)}}}'
+    after, seen = "", 0
+    installation = Delivery.objects.filter(user=None)
+    while batch := list(installation.filter(pk__gt=after).order_by("pk").values_list("pk", "body")[:BATCH]):
+        after, seen = batch[-1][0], seen + len(batch)
+        if mine := [key for key, body in batch if body.endswith(ending)]:
+            yield installation.filter(pk__in=mine)
+        if report is not None:
+            report("deliveries searched", seen, seen)
