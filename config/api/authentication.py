@@ -119,10 +119,12 @@ def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named
     username = username_of(claims["sub"])
     email = email_of(claims.get("email"))
     user = find_user(username)
-    if user is None:
+    # A token that is older than its user may be from before an erasure.
+    if "iat" in claims and (user is None or int(claims["iat"]) < int(user.date_joined.timestamp())):
         erased = ErasedSubject.objects.filter(pk=ErasedSubject.digest_of(username)).first()
-        if erased is not None and "iat" in claims and int(claims["iat"]) <= int(erased.erased_at.timestamp()):
+        if erased is not None and int(claims["iat"]) <= int(erased.erased_at.timestamp()):
             raise AuthenticationFailed("The user of this session token was erased.")
+    if user is None:
         # Of concurrent requests one creates the row, the others read it.
         user, _ = users.get_or_create(
             username=username, defaults={"email": email or "", "password": make_password(None)}

@@ -6,9 +6,11 @@ import io
 import json
 import re
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
@@ -23,6 +25,7 @@ from django.db.models import Q
 
 from apikeys.models import ApiKey
 from chats import purge
+from config.api import session_tokens
 from config.api.models import ErasedSubject
 from config.kernel import clock
 from config.kernel.errors import Unavailable
@@ -208,6 +211,19 @@ def test_no_canary_is_left(limits, planted, settings, caplog):  # noqa: F811
     assert others.found("\n".join(after)) >= others.found("\n".join(before))
     call_command("check_invariants", stdout=io.StringIO(), stderr=io.StringIO())
     call_command("reconcile_credits", stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_a_new_sign_in_after_an_erasure_does_not_revive_older_tokens(user, client):
+    def status(age: int) -> int:
+        with mock.patch("time.time", return_value=time.time() - age):
+            token = session_tokens.mint(user.username)
+        return client.get("/api/v1/me", headers={"Authorization": f"Bearer {token}"}).status_code
+
+    name = user.username
+    erase(user)
+    ErasedSubject.objects.update(erased_at=clock.now() - timedelta(minutes=10))
+    user.username = name
+    assert [status(age) for age in (1200, 300, 1200, 0, 300)] == [401, 200, 401, 200, 200]
 
 
 def test_an_erasure_that_dies_anywhere_can_be_repeated(planted, settings):
