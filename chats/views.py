@@ -149,14 +149,15 @@ class AttachmentViewSet(ServiceViewSet):
 
     def stored_answer(self, response: Any) -> bytes:
         """Without the upload address, because anyone who reads it in the database or a backup could upload a file."""
-        return dumps({name: value for name, value in response.data.items() if name != "upload"})
+        return dumps(response.data | {"upload": {"expiresAt": response.data["upload"]["expiresAt"]}})
 
     def replayed_answer(self, stored: bytes) -> bytes:
         answer = parse_object(stored)
         attachment = self.get_queryset().filter(pk=answer["id"]).first()
         if attachment is None:
             raise NotFound
-        return dumps(answer | {"upload": self.announced(attachment)["upload"]})
+        # A complete attachment has no time any more.
+        return dumps(answer | {"upload": self.announced(attachment)["upload"] | answer["upload"]})
 
     @extend_schema(
         description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",
