@@ -124,7 +124,10 @@ class StaffAdmin(ModelAdmin):
         return super().changelist_view(request, extra_context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
-        return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+        try:
+            return None if "\0" in object_id else super().get_object(request, object_id, from_field)
+        except OverflowError:  # a number that SQLite cannot hold
+            return None
 
     def row(self, request: HttpRequest, object_id: str) -> Any:
         row = self.get_object(request, unquote(object_id))

@@ -293,8 +293,8 @@ class ToolAdmin(CatalogueAdmin):
         return self.page(request, "admin/runs/tool/import.html", "Import tools", form=form, imported=imported)
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        is_http = Tool.objects.filter(pk=object_id, node_type=HTTP).exists()
-        return super().get_actions_detail(request, object_id) if is_http else []
+        row: Any = self.get_object(request, object_id)
+        return super().get_actions_detail(request, object_id) if row is not None and row.node_type == HTTP else []
 
     @action(description="Try it", icon="play_arrow", url_path="try", permissions=["change"])
     def try_it(self, request: HttpRequest, object_id: str) -> HttpResponse:

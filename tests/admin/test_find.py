@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.contrib import admin
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -119,6 +120,13 @@ def test_a_nul_character_causes_no_server_error(boss, run):
     assert boss.get(RUNS + "?status__exact=%00", follow=True).status_code == 200
     assert boss.get("/admin/runs/run/run_%00/change/").status_code == 302
     assert boss.get("/admin/runs/run/run_%00/do/cancel/").status_code == 404
+
+
+@pytest.mark.parametrize("key", ["abc", "_00", "9" * 20, "-1"])
+def test_the_page_of_an_unknown_row_leads_to_the_dashboard(boss, key):
+    for model in admin.site._registry:
+        page = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
+        assert boss.get(page).status_code == 302, page
 
 
 def test_the_next_page_needs_no_count(boss, user):
