@@ -13,7 +13,8 @@ LINE_SECONDS = 5.0
 def user_named(username: str, kind: str = "", **also: bool) -> Any:
     """The user with these fields ``also``, of which ``kind`` is the name. Raises CommandError."""
     users = get_user_model()._default_manager.filter(username=username, **also)
-    user = users.first() if "\0" not in username else None
+    # No database takes NUL, or what the shell gave that is not UTF-8.
+    user = users.first() if username.isprintable() else None
     if user is None:
         raise CommandError(
             f"There is no {kind}user {username!r}." + ("" if kind else " Users appear with their first request.")

@@ -61,7 +61,7 @@ class TestGrant:
             run("grant_credits", user.username, "5", "--reason", reason)
         assert rows(user) == []
 
-    @pytest.mark.parametrize("username", ["nobody", "", "a\0b"])
+    @pytest.mark.parametrize("username", ["nobody", "", "a\0b", "\udcff"])
     def test_an_unknown_user_is_reported(self, user, username):
         with pytest.raises(CommandError, match="no user"):
             run("grant_credits", username, "5", "--reason", "r")
