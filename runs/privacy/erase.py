@@ -93,10 +93,12 @@ def _end_runs(user: Any, report: Report) -> None:
     for number, chat in enumerate(chats, 1):
         delete_chat(chat)
         report("chats deleted", number, len(chats))
-    end = time.monotonic() + ERASE_WAIT_SECONDS
+    end, most = time.monotonic() + ERASE_WAIT_SECONDS, 0
     while left := services.stop_runs_of(user.pk):
         if time.monotonic() > end:
             raise NotErased(f"{len(left)} runs have not ended, the first is {left[0]}. Are run workers up?")
+        most = max(most, len(left))
+        report("runs ended", most - len(left), most)
         time.sleep(POLL_SECONDS)
     # The thread of a call that was cut off may still be writing a file.
     cut_off = ToolInvocation.objects.filter(

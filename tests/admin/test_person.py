@@ -167,6 +167,14 @@ def test_a_long_erasure_says_how_far_it_is_and_continues(boss, ada, monkeypatch)
 
 
 @pytest.mark.django_db(transaction=True)
+def test_an_erasure_without_a_run_worker_ends_its_request_in_time(boss, ada, monkeypatch):
+    factories.RunFactory(chat__user=ada, status="running", worker_id="wrk_gone")
+    monkeypatch.setattr("runs.admin.person.ERASE_SECONDS", 1)
+    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 5)
+    assert "So far: 0 of 1 runs ended." in do(boss, ada, "erase", reason="case 7").content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_staff_erase_a_user_and_the_log_says_who(boss, sign_in, ada):
     assert do(sign_in("support"), ada, "erase", reason="case 7").status_code == 403
     refused = do(boss, ada, "erase", reason="wish of ada")
