@@ -18,9 +18,10 @@ from runs.errors import RunError
 from runs.lifecycle.line import older_than
 from runs.lifecycle.moves import LeaseLost, as_known
 from runs.lifecycle.text import unrecorded_text
-from runs.models import Compaction, Run, RunStatus, ToolInvocation, Turn
+from runs.models import Compaction, InvocationStatus, Run, RunStatus, ToolInvocation, Turn
 from runs.tokens import text_size
-from runs.tools.base import ToolFailure
+from runs.tools.base import MCP, ToolFailure
+from runs.tools.questions import ASKS
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
@@ -178,19 +179,20 @@ def spendable(run: Run, least: int) -> int | None:
 
     Only what will be settled without a person is waited for: the holds of runs that execute, or that a worker resumes
     next. A call that is approved can keep its hold for a day, while its run waits for another answer, and a call that
-    awaits its outcome for weeks.
+    awaits its outcome for weeks. A call whose server asks the user keeps it until its run has asked, which comes after
+    this step.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)
     since = clock.now() - timedelta(seconds=WANTED_SECONDS)
     older = older_than(run.created_at, run.pk)
     waiting = Run.objects.filter(older, user_id=run.user_id, status=RunStatus.RUNNING, credits_wanted_at__gt=since)
-    awaiting = ToolInvocation.objects.filter(run__user_id=run.user_id, run__awaiting__isnull=False)
-    parked = awaiting.filter(awaiting__isnull=False).values("pk")
+    calls = ToolInvocation.objects.filter(run__in=others.values("pk"), status=InvocationStatus.DISPATCHING)
+    stay = calls.filter(Q(awaiting__isnull=False) | Q(node_type=MCP, remote_task__contains=ASKS)).values("pk")
     # One statement, because all of it must be true at one moment.
     account = Account.objects.filter(pk=run.user_id).annotate(
         free=F("balance") - F("held"),
-        at_work=sums.held_by(others.values("pk"), without_calls=parked),
+        at_work=sums.held_by(others.values("pk"), without_calls=stay),
         is_behind=Exists(waiting),
     )
     free, held, is_behind = account.values_list("free", "at_work", "is_behind").get()

@@ -20,6 +20,8 @@ REQUESTS_MAX = 16
 KEY_MAX_CHARS = 200
 STATE_MAX_CHARS = 64 * 1024
 
+# What the text of a dialogue has as long as the user is to be asked.
+ASKS = '"questions":[{'
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from config.kernel import clock
+from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
 from runs.tools.mcp.tasks import TASK_REQUEST_SECONDS
@@ -308,6 +309,19 @@ class TestQuestionsOfCalls:
         assert tasks.sent("tools/call")[1]["requestState"] == "first"
         kinds = [kind for kind, _ in events(run["id"]) if kind.startswith("tool.")]
         assert kinds == ["tool.started", "tool.completed"]
+        assert list(lifecycle.violations()) == []
+
+    def test_another_call_does_not_wait_for_credits_that_the_question_keeps(self, bench, tasks, user):
+        """The question is asked when the other calls of its turn have ended."""
+        add_tool(tasks, price=6_000_000, park_seconds=None)
+        tasks.tool = self.greet
+        change = 9_000_000 - ledger.available(user.pk)
+        ledger.adjust(user.pk, change, reason="for the test", staff=UserFactory(is_staff=True))
+        run = bench.wait(bench.start("/call research {}\n/call research {}\n/say done")["id"], "waiting", timeout=20)
+        assert [call["errorCode"] for call in run["toolInvocations"]] == [None, "INSUFFICIENT_CREDITS"]
+        bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
+        run = bench.wait(run["id"])
+        assert (run["status"], run["toolInvocations"][0]["creditUsed"]) == ("completed", 6)
         assert list(lifecycle.violations()) == []
 
     def test_one_that_becomes_a_task_which_asks_too(self, bench, tasks):
