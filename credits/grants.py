@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -54,7 +55,7 @@ def grant(
         raise Conflict("This reference was used for another grant.", details={"ledgerId": entry.pk})
     # As it was first told: charges that were under way then come before the grant in the order of the ledger's rows.
     shown: Any = entry
-    shown.balance_after = money.parse(entry.price["balance"]) if entry.price else balance_after(entry)
+    shown.balance_after = int(Decimal(entry.price["balance"]) * money.MICRO) if entry.price else balance_after(entry)
     return entry, before
 
 

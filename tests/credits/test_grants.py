@@ -94,6 +94,12 @@ class TestGrants:
         spend(user, CREDIT)
         assert give(shop, user.username).json() == first.json()
 
+    def test_an_account_can_have_more_than_one_grant_may_give(self, shop, user):
+        first = give(shop, user.username, amount="1000000000")
+        assert (first.status_code, first.json()["balanceAfter"]) == (201, "1000000100")
+        again = give(shop, user.username, amount="1000000000")
+        assert (again.status_code, again.json()) == (200, first.json())
+
     def test_a_replay_after_the_expiry_is_no_error(self, shop, user, monkeypatch):
         end = iso(clock.now() + HOUR)
         give(shop, user.username, expiresAt=end)
