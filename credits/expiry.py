@@ -5,24 +5,27 @@ spent last. The part that open holds need stays until they are settled. Credits 
 exists.
 """
 
+from bisect import insort
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, IntegerField, Q, Sum, Value, When
+from django.db.models import Case, Count, Q, When, Window
 from django.db.models.functions import Abs
 
+from config.database.queries import read
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger
 from credits.models import CHARGES, REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.sums import change, total
+from credits.sums import effect, total
 
 ACCOUNTS_BATCH = 500
 SPENT = Q(type__in=CHARGES) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
-SPENT_SUM = Sum(Abs("amount"), filter=SPENT, default=0)
+# Where the order of spending changes: an expiring grant, what expired of one, what was revoked of any.
+MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | REVOCATION
 
 
 def expire_grants() -> Iterator[int]:
@@ -71,24 +74,31 @@ def unspent(account_id: int) -> dict[str, int]:
     therefore enough.
     """
     entries = LedgerEntry.objects.filter(account_id=account_id).order_by()
-    grants = list(entries.filter(expires_at__isnull=False).order_by("expires_at", "created_at", "id"))
+    grants = list(entries.filter(expires_at__isnull=False))
     if not grants:
         return {}
     expired = list(LedgerEntry.objects.filter(type=EntryType.EXPIRY, against__in=grants))
     revoked = list(entries.filter(REVOCATION))
     marks: list[Any] = sorted([*grants, *expired, *revoked], key=lambda mark: (mark.created_at, mark.id))
-    since = [When(created_at__lt=mark.created_at, then=Value(number)) for number, mark in enumerate(marks)]
-    others = entries.filter(expires_at__isnull=True).exclude(type=EntryType.EXPIRY).exclude(REVOCATION)
-    part = Case(*since, default=Value(len(marks)), output_field=IntegerField())
-    sums = {row["part"]: row for row in others.values(part=part).annotate(change=change(), spent=SPENT_SUM)}
+    # For each row the number of marks up to it, in one pass: grants can be as many as days.
+    parts = entries.annotate(
+        part=Window(Count("pk", filter=MARK), order_by="created_at"),
+        change=Case(When(~MARK, then=effect())),
+        spent=Case(When(SPENT & ~MARK, then=Abs("amount"))),
+    )
+    rows, values = parts.values("part", "change", "spent").query.sql_with_params()
+    summed = f"SELECT part, SUM(change), SUM(spent) FROM ({rows}) parts GROUP BY part"  # noqa: S608
+    sums = {part: (int(change or 0), int(spent or 0)) for part, change, spent in read(summed, values)}
+    live: list[LedgerEntry] = []  # the grants that may have something left, in the order of spending
     left: dict[str, int] = {}
-    balance = sums[0]["change"] if 0 in sums else 0
+    balance, _ = sums.get(0, (0, 0))
     for number, mark in enumerate(marks, 1):
         spent = 0
         if mark.type == EntryType.GRANT:
             balance += mark.amount
             # A grant first covers a negative balance.
             left[mark.id] = min(mark.amount, max(0, balance))
+            insort(live, mark, key=_in_order)
         else:
             amount, grant_id = abs(mark.amount), str(mark.against_id)
             balance -= amount
@@ -96,15 +106,20 @@ def unspent(account_id: int) -> dict[str, int]:
             if grant_id in left:
                 left[grant_id] -= of_grant
             spent = amount - of_grant  # a grant that is revoked after it was spent takes from the others
-        if number in sums:
-            balance += sums[number]["change"]
-            spent += sums[number]["spent"]
-        for grant in grants:
-            used = min(left.get(grant.id, 0), spent)
-            if used:
-                left[grant.id] -= used
-                spent -= used
+        change, used_up = sums.get(number, (0, 0))
+        balance += change
+        spent += used_up
+        while spent and live:
+            used = min(left[live[0].id], spent)
+            left[live[0].id] -= used
+            spent -= used
+            if not left[live[0].id]:
+                del live[0]
     return left
+
+
+def _in_order(grant: LedgerEntry) -> tuple[Any, ...]:
+    return grant.expires_at, grant.created_at, grant.pk
 
 
 def left_of(grant: LedgerEntry, balance: int) -> int:

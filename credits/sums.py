@@ -36,11 +36,16 @@ def run_spent_subquery(outer: str = "pk") -> Combinable:
     return _sum_of_run(LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
 
 
-def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum:
-    """What rows have added to the balance, or to the holds, of their account. ``entries`` leads to them."""
+def effect(of: Literal["balance", "held"] = "balance", entries: str = "") -> Combinable:
+    """What a row has added to the balance, or to the holds, of its account. ``entries`` leads to it."""
     signs = {type: getattr(type, of) for type in EntryType if getattr(type, of)}
     whens = [When(**{f"{entries}type": type}, then=F(f"{entries}amount") * sign) for type, sign in signs.items()]
-    return Sum(Case(*whens, default=Value(0), output_field=BigIntegerField()), default=0)
+    return Case(*whens, default=Value(0), output_field=BigIntegerField())
+
+
+def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum:
+    """The sum of ``effect``."""
+    return Sum(effect(of, entries), default=0)
 
 
 def added_since(user_id: int, moment: datetime) -> str:

@@ -50,6 +50,19 @@ class TestExpiry:
         assert sum(expire_grants()) == 0
         assert not PendingExpiry.objects.exists()
 
+    def test_what_will_expire_is_read_in_one_pass(self, session, user, now, django_assert_max_num_queries):
+        """Credits of each day for a month: no statement compares each row with each grant."""
+        for day in range(30):
+            give(user, 10 + day, now.now + HOUR)
+            spend(user, 3)
+            now.now += HOUR
+            assert sum(expire_grants()) == 7 + day
+        give(user, 99, now.now + HOUR)
+        with django_assert_max_num_queries(10) as made:
+            expiring = session.get("/api/v1/me/credits").json()["expiring"]
+        assert [row["amount"] for row in expiring] == ["0.000099"]
+        assert max(query["sql"].count("WHEN") for query in made) < 15
+
     def test_a_spent_grant_makes_no_expiry_row(self, user, now):
         give(user, 10, now.now + HOUR)
         spend(user, 10)
