@@ -60,14 +60,14 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
 
 def index_of_stop(run_id: str, answered: Collection[str]) -> int:
     """The index at which the stream of a client ended that gave these answers to waitpoints and calls: that of the last
-    question, or the one before the first outcome that it gave to calls of the last turn, if none of the questions is of
-    that turn. 0 if the events are pruned.
+    question, or the one before the first outcome that it gave to calls of the last turn, if no question before it is of
+    that turn: another client may have answered such a question. 0 if the events are pruned.
     """
     turn, before = None, 0
     events = RunEvent.objects.filter(run=run_id, type__in=OF_QUESTIONS)
     for index, text in events.order_by("-index").values_list("index", "data").iterator(chunk_size=100):
         data = json.loads(text)
-        if data.get("id") in answered:
+        if "id" in data and (turn is not None or data["id"] in answered):
             asked = Waitpoint.objects.filter(pk=data["id"]).values_list("invocation__turn_index", flat=True).first()
             return index if turn in (None, asked) else before
         if data.get("toolInvocationId") in answered and turn in (None, data["turnIndex"]):

@@ -162,6 +162,19 @@ def test_a_client_can_send_an_approval_beside_its_own_call_and_an_open_one_of_th
         assert shown == [part["toolName"] for part in message["parts"] if "toolName" in part]
 
 
+def test_a_client_gets_the_outcome_of_what_another_client_approved(chat):
+    message = waiting(chat, BOTH, run=LOCATE)
+    answer = {"kind": "CREDIT_APPROVAL", "approved": True}
+    question = chat.runs()[-1]["pendingWaitpoint"]["id"]
+    assert chat.client.post(f"/api/v1/waitpoints/{question}/respond", answer, format="json").status_code == 200
+    run = chat.runs()[-1]["id"]
+    until(lambda: chat.bench.get(run)["toolInvocations"][1]["status"] == "COMPLETED")
+    located = message["parts"][1] | {"state": "output-available", "output": "here"}
+    frames = chat.send(message | {"parts": [located]})
+    ended = [part["toolCallId"] for _, part in frames if part_type(part) == "tool-output-available"]
+    assert ended == [call["id"] for call in chat.bench.get(run)["toolInvocations"]][::-1]
+
+
 def test_a_stream_that_is_behind_does_not_stop_for_the_client(chat, monkeypatch):
     """What has happened meanwhile would never come: the client goes on after its own answers."""
     chat.send(said(BOTH), run=LOCATE | {"maxCredits": 1})
