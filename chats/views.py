@@ -126,7 +126,8 @@ class AttachmentViewSet(ServiceViewSet):
     serializer_class = AttachmentSerializer
     lookup_url_kwarg = "attachmentId"
     required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
-    error_statuses = {"complete": {409}}
+    # Of ``create``: the replay for an attachment whose chat was deleted meanwhile.
+    error_statuses = {"create": {404}, "complete": {409}}
 
     def queryset_for(self, user: Any) -> Any:
         return attachments.attachments_of(user)

@@ -174,6 +174,20 @@ def test_the_same_idempotency_key_announces_once(session):
     assert token.encode() not in bytes(kept)
 
 
+def test_the_replay_for_a_deleted_chat_is_404_as_documented(session, user):
+    body = {"fileName": "a", "contentType": "text/plain", "sizeBytes": 1}
+    made = session.post("/api/v1/attachments", body, format="json", headers={"Idempotency-Key": "k"}).json()
+    upload(made, b"a")
+    assert complete(session, made).status_code == 200
+    chat = factories.ChatFactory(user=user)
+    attachments.use([Attachment.objects.get(pk=made["id"])], factories.MessageFactory(chat=chat).pk)
+    assert session.delete(f"/api/v1/chats/{chat.pk}").status_code == 204
+    answer = session.post("/api/v1/attachments", body, format="json", headers={"Idempotency-Key": "k"})
+    assert code(answer) == (404, "NOT_FOUND")
+    documented = session.get("/api/schema?format=json").json()["paths"]["/api/v1/attachments"]["post"]
+    assert "404" in documented["responses"]
+
+
 # --- the limit of a user ---------------------------------------------------------------------------------------------
 def test_all_attachments_of_a_user_share_a_limit(session, user, settings):
     settings.ATTACHMENT_USER_MAX_BYTES = 100
