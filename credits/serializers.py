@@ -55,12 +55,8 @@ class AmountField(serializers.Field):
     """More than 0 credits as decimal text → micro-credits."""
 
     def to_internal_value(self, data: Any) -> int:
-        # Exponents, signs and the digits of other scripts, which ``money`` takes, are no plain decimal text.
-        whole, point, decimals = data.partition(".") if isinstance(data, str) and data.isascii() else ("", "", "")
-        if not whole.isdigit() or (point and not decimals.isdigit()):
-            raise serializers.ValidationError('The amount must be decimal text, such as "25" or "12.5".')
         try:
-            return money.parse(data, minimum=1)
+            return money.parse(data if isinstance(data, str) else "", minimum=1, field="The amount")
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from None
 

@@ -4,7 +4,7 @@ The service calculates with integer micro-credits (1 credit = 1,000,000 micro-cr
 decimal text or exact JSON numbers, never as floats. An amount fits a signed 64-bit integer.
 """
 
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal
 
 MICRO = 1_000_000
 MAX_MICRO = 10**15  # 1,000,000,000 credits; the sum of thousands of such amounts fits 64 bits
@@ -31,14 +31,16 @@ def parse(value: object, *, minimum: int | None = None, field: str = "amount") -
     """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits.
 
     Raises ValueError with a message for people if the value is not a finite decimal, has more than 6 decimals, is out
-    of range or is below ``minimum`` (in micro-credits). A float is not accepted.
+    of range or is below ``minimum`` (in micro-credits). A float is not accepted, nor are text with an exponent, a plus
+    sign or the digits of other scripts.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise ValueError(f"{field} must be a number.")
-    try:
-        amount = Decimal(value.strip() if isinstance(value, str) else value)
-    except InvalidOperation:
-        raise ValueError(f"{field} must be a number.") from None
+    if isinstance(value, str):
+        whole, point, decimals = value.removeprefix("-").partition(".")
+        if not value.isascii() or not whole.isdigit() or (point and not decimals.isdigit()):
+            raise ValueError(f'{field} must be decimal text, such as "25" or "12.5".')
+    amount = Decimal(value)
     if not amount.is_finite():
         raise ValueError(f"{field} must be a finite number.")
     if abs(amount) > MAX_MICRO // MICRO:
@@ -54,7 +56,7 @@ def parse(value: object, *, minimum: int | None = None, field: str = "amount") -
 
 def parse_list(text: str) -> tuple[int, ...]:
     """Amounts above 0 that commas separate. Raises ValueError."""
-    return tuple(parse(part, minimum=1) for part in text.split(",") if part.strip())
+    return tuple(parse(part, minimum=1) for part in map(str.strip, text.split(",")) if part)
 
 
 def price(quantity: int, micro_per_thousand: int) -> int:

@@ -22,6 +22,15 @@ def user_named(username: str, kind: str = "", **also: bool) -> Any:
     return user
 
 
+def reason_of(text: str) -> str:
+    """The text of ``--reason``. Raises CommandError."""
+    if not text.strip():
+        raise CommandError("--reason must not be empty.")
+    if not text.isprintable():  # the shell gave something else than UTF-8, for example
+        raise CommandError("--reason must be printable text.")
+    return text.strip()
+
+
 def progress(out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> Callable[[str, int, int], None]:
     """A function that writes a line at the end of each step and every ``line_seconds``: step, done, total."""
     shown_at = time.monotonic()

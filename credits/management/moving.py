@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel import money
 from config.kernel.errors import DomainError
-from config.management import user_named
+from config.management import reason_of, user_named
 from credits import ledger
 
 
@@ -24,9 +24,7 @@ class MovingCommand(BaseCommand):
             )
 
     def handle(self, *args: Any, amount: str, reason: str, staff: str = "", **options: Any) -> None:
-        if not reason.strip():
-            raise CommandError("--reason must not be empty.")
-        options["reason"] = reason
+        options["reason"] = reason_of(reason)
         if self.by_staff:
             options["staff"] = user_named(staff, "staff ", is_staff=True, is_active=True)
         try:

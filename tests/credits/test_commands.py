@@ -39,14 +39,9 @@ class TestGrant:
         [
             ("-5", "at least"),
             ("0", "at least"),
-            ("NaN", "finite"),
-            ("Infinity", "finite"),
             ("1.0000001", "6 decimals"),
-            ("1e30", "at most"),
             ("9" * 5000, "at most"),
-            ("twelve", "a number"),
-            ("", "a number"),
-            ("1,5", "a number"),
+            *((text, "decimal text") for text in ("NaN", "Infinity", "1e2", "1_000", "twelve", "", "1,5", "\u0665")),
         ],
     )
     def test_an_invalid_amount_is_reported_and_changes_nothing(self, user, amount, says):

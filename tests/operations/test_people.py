@@ -336,7 +336,7 @@ def test_progress_is_a_line_at_the_end_of_each_step():
 
 def test_staff_and_a_reason_with_the_name_are_refused(user):
     staff = factories.UserFactory(is_staff=True)
-    for someone, reason in ((staff, "case 1"), (user, f"wish of {user.username}"), (user, "  ")):
+    for someone, reason in ((staff, "case 1"), (user, f"wish of {user.username}"), (user, "  "), (user, "\udcff")):
         with pytest.raises(CommandError):
             call_command("erase_user", someone.username, reason=reason, yes=True)
         someone.refresh_from_db()

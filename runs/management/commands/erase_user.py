@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel.errors import Conflict, DomainError
-from config.management import progress, user_named
+from config.management import progress, reason_of, user_named
 from runs.privacy.erase import NotErased, erase
 
 YES = ("y", "yes")
@@ -24,13 +24,11 @@ class Command(BaseCommand):
         parser.add_argument("--yes", action="store_true", help="do not ask")
 
     def handle(self, *args: Any, username: str, reason: str, yes: bool, **options: Any) -> None:
-        user = user_named(username)
-        if not reason.strip():
-            raise CommandError("--reason must not be empty.")
+        user, reason = user_named(username), reason_of(reason)
         if not yes and not (sys.stdin.isatty() and input(f"Erase {username} permanently? [y/N] ").lower() in YES):
             raise CommandError("Nothing was erased: confirm it, or use --yes.")
         try:
-            pseudonym = erase(user, reason.strip(), progress(self.stderr))
+            pseudonym = erase(user, reason, progress(self.stderr))
         except Conflict as error:
             raise CommandError(str(error)) from None
         except (NotErased, DomainError) as error:
