@@ -1,11 +1,13 @@
 """The AI SDK's own chat, versions 7 and 6, against the service: at the end it has what ``GET messages`` lists."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import NpmFolder
+from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services, pytest.mark.timeout(600)]
@@ -72,6 +74,12 @@ SCRIPTS: dict[str, tuple[dict[str, Any], int]] = {
     "flaky": ({"text": "/say A\n/stream 20 20\n/flaky 503 1 after"}, 1),
 }
 CUTS = [0, 1, 3, 4, 5, 8]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack(**given_services(), environment={"SIGNUP_CREDITS": "100000"}) as running:
+        yield running
 
 
 def chat(stack: Stack, npm: NpmFolder, plans: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
