@@ -139,18 +139,19 @@ class Session:
         """Make a transition of this run: ``transition(run, *args, **kwargs)``. It is repeated while the database is not
         available. Returns the calls that it changed. Raises LeaseLost if the database is ahead of this session.
 
-        ``stores_text``: the transition gets the text that was streamed of the present turn.
+        ``stores_text``: the transition gets the text of the present turn that was not streamed yet.
         """
         async with self.lock:
             if stores_text:
                 # Under the lock, so that the text which the flusher took before is written by now.
-                delta = self.take_unwritten()
-                kwargs |= {"content": self.content(), "delta": delta}
+                kwargs["delta"] = self.take_unwritten()
+            known = self.run
             try:
-                return await self.process.db_for(self.run.user_id, self._move, transition, args, kwargs)
-            except lifecycle.LeaseLost:
-                if stores_text:
-                    self.unwritten_text.insert(0, delta)
+                return await self.process.db_for(known.user_id, self._move, transition, args, kwargs)
+            except BaseException:
+                # Not if the transition was made and the run's task was cancelled meanwhile.
+                if stores_text and self.run is known:
+                    self.unwritten_text.insert(0, kwargs["delta"])
                 raise
             finally:
                 self.process.credit_line.wake(self.run.user_id)  # it may have settled a hold

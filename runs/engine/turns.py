@@ -153,10 +153,10 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     if not usage.estimated and requests.is_news(allowance.size, usage.input_tokens):
         await session.process.db(requests.learn_count, allowance.size, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
-    record = partial(session.step, stores_text=True)
+    record, content = partial(session.step, stores_text=True), session.content()
     if not tool_calls and (session.output_schema is None or output is not None):
         cut = allowance.limited_by if end.finish_reason == "length" else None
-        await record(lifecycle.complete, turn, charge=charge, output=output, limited_by=cut)
+        await record(lifecycle.complete, turn, content=content, charge=charge, output=output, limited_by=cut)
         return
     tries = sum(all("key" in call for call in row.tool_calls) for row in [*session.journal.turns, turn])
     if not tool_calls and tries >= OUTPUT_ATTEMPTS:
@@ -172,7 +172,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     ready = calls.needs_no_approval(session, new)
     with Held(session.process.tool_places, session.run.user_id) as held:
         placed = calls.take_places(held, ready)
-        await record(lifecycle.record_turn, turn, new, charge=charge, ready=placed)
+        await record(lifecycle.record_turn, turn, new, content=content, charge=charge, ready=placed)
         await calls.execute(session, held, ready)
 
 

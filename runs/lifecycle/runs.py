@@ -283,7 +283,6 @@ def finish(
     reason: str | None = None,
     turn: Turn | None = None,
     charge: Charge | None = None,
-    content: str | None = None,
     delta: str = "",
     partial: Charge | None = None,
     happened: Sequence[StreamEvent] = (),
@@ -293,9 +292,8 @@ def finish(
     ``owned``: open calls and waitpoints are closed, all holds are settled. ``happened`` before.
 
     The failed request (``attempt``) that ends the run is recorded; ``reason`` is for staff, if no request failed. A
-    complete ``turn`` that fails the run is recorded and charged. ``content`` is the message with the text of an
-    unrecorded turn, which is read from the stream if it is not given; ``delta`` the part of it that was not streamed
-    yet; ``partial`` what that turn cost.
+    complete ``turn`` that fails the run is recorded and charged. ``delta`` is the text of an unrecorded turn that was
+    not streamed yet: the message is what its stream then has. ``partial`` is what that turn cost.
     """
     promoted = promote_next(run)
     if owned:
@@ -312,7 +310,7 @@ def finish(
     changes |= spending.settle(run, partial, ends=True)
     also = Writes()
     if run.assistant_message_id and (delta or run.unrecorded_text):
-        content = streamed_text(run) if content is None else content
+        content = streamed_text(run) + delta
         write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
     happened.append(events.run_status(run, to, code, message))

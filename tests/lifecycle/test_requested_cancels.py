@@ -31,6 +31,7 @@ def _laws(db: None) -> Any:
         ("record_call_result", f"/say one\n{CALL}\n/say two"),
         ("hold_turn", "/say one"),
         ("complete", "/say one"),
+        ("end_request", "/say one\n/wait 0.5\n/cut\n/say two"),
     ],
 )
 def test_a_cancel_just_before_a_transition_is_not_lost(bench, monkeypatch, settings, transition, script):
@@ -52,6 +53,25 @@ def test_a_cancel_just_before_a_transition_is_not_lost(bench, monkeypatch, setti
     # What was said is kept, and its stream has it too.
     assert lifecycle.streamed_text(Run.objects.get()) == (run["answer"] or "")
     assert (run["answer"] or "").startswith("" if transition in ("open_waitpoint", "hold_turn") else "one")
+
+
+@pytest.mark.parametrize(("transition", "script"), [("record_turn", f"/say one\n{CALL}"), ("complete", "/say one")])
+def test_the_stream_has_the_text_of_a_turn_that_a_cancel_overtakes(bench, monkeypatch, transition, script):
+    move = getattr(lifecycle, transition)
+
+    def late(run: Run, *args: Any, **kwargs: Any) -> Any:
+        lifecycle.request_cancel(run.pk)
+        # The heartbeat sees it while the transition is under way.
+        bench.engine._request_cancel([run.pk])
+        until(lambda: bench.engine.sessions[run.pk].interruption)
+        return move(run, *args, **kwargs)
+
+    for name in ("FIRST_TEXT_SECONDS", "STREAM_FLUSH_SECONDS"):
+        monkeypatch.setattr(f"runs.engine.session.{name}", 600)
+    monkeypatch.setattr(lifecycle, transition, late)
+    run = bench.finish(script)
+    assert (run["status"], run["answer"]) == ("cancelled", "one")
+    assert lifecycle.streamed_text(Run.objects.get()) == "one"
 
 
 @pytest.mark.parametrize("end", ["cancel", "time"])

@@ -188,7 +188,7 @@ class Spending(RuleBasedStateMachine):
             finished_at=now,
         )
         if not calls:
-            self.finish(worker, fate, lifecycle.complete, turn, charge=charge)
+            self.finish(worker, fate, lifecycle.complete, turn, content="x", charge=charge)
             return
         new = [self.call(worker.run, turn.index, number) for number in range(1, calls + 1)]
         text = {"content": "x", "delta": ""}
@@ -335,7 +335,7 @@ class Spending(RuleBasedStateMachine):
             worker.run = lifecycle.end_request(run, None, self.text(worker), charge).run
 
     def finish(self, worker: Worker, fate: str, transition: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        if self.step(worker, fate, transition, worker.run, *args, content="x", delta="", **kwargs):
+        if self.step(worker, fate, transition, worker.run, *args, delta="", **kwargs):
             self.workers.pop(worker.run.pk, None)
 
     # --- the laws ----------------------------------------------------------------------------------------------------
