@@ -67,6 +67,21 @@ def test_a_key_that_reads_no_chats_is_not_told_the_title_of_an_existing_one(sess
     assert make(writer, "a", "/api/public/v1/chats").json() == made | {"title": None}
 
 
+@pytest.mark.django_db
+def test_nor_by_the_replay_of_another_key_s_request(user, public):
+    path, writer = "/api/public/v1/chats", factories.public_client(user, ["chats:write"])
+
+    def ask(client, key, **body):
+        return client.post(path, {"clientId": "a"} | body, format="json", HTTP_IDEMPOTENCY_KEY=key)
+
+    made, again = ask(public, "first", title="Secret").json(), ask(public, "second").json()
+    assert again == made
+    replayed = ask(writer, "second")
+    assert (replayed["Idempotent-Replayed"], replayed.json()) == ("true", made | {"title": None})
+    # Its own title, and what a key that reads chats gets, stay.
+    assert ask(writer, "first", title="Secret").json() == ask(public, "second").json() == made
+
+
 @pytest.mark.django_db(transaction=True)
 def test_clients_at_the_same_time_get_one_chat(user):
     clients = [factories.session_client(user) for _ in range(16)]
