@@ -18,6 +18,7 @@ from config.api import live
 from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import Unavailable, ValidationFailed
+from runs.events import StreamType
 from runs.models import FINAL_RUN_STATUSES, Run
 from runs.streams import reads
 from runs.streams.hub import Hub, Opening, places
@@ -117,8 +118,7 @@ class StreamViewSet(ServiceViewSet):
         description=(
             "The run's events as server-sent events, from the first one or from after the given index, and on as they "
             "happen; the stream ends after the last event of a finished run. `id` is the event's index, `data` a JSON "
-            "object. Types: run.status, message.delta, message.reset, message.completed, tool.started, tool.completed, "
-            "waitpoint.opened, waitpoint.resolved."
+            f"object. Types: {', '.join(StreamType)}."
         ),
         parameters=[
             OpenApiParameter(

@@ -11,6 +11,7 @@ from drf_spectacular.generators import SchemaGenerator
 from jsonschema import Draft202012Validator
 
 from config.api.openapi import document as texts
+from runs.events import StreamType
 from tests.contract.routes import operations, patterns, surface_of
 
 
@@ -109,6 +110,12 @@ def test_the_webhooks_have_their_headers():
             "X-Service-Delivery-Attempt",
             "webhook-signature",
         } <= names
+
+
+@pytest.mark.parametrize("surface", ["v1", "public/v1"])
+def test_the_streams_name_each_type_of_event(surface):
+    description = described()[f"GET /api/{surface}/runs/{{runId}}/stream"]["description"]
+    assert [kind for kind in StreamType if kind not in description] == []
 
 
 def test_the_committed_copy_is_up_to_date():
