@@ -228,8 +228,8 @@ CREDIT_APPROVAL_THRESHOLD = ENV.text("CREDIT_APPROVAL_THRESHOLD", "10")
 RUN_USER_LIMIT = ENV.whole("RUN_USER_LIMIT", 20)
 #: the model that summarises the earlier runs of a chat that outgrows its model; if empty or if it fails, the run's own
 RUN_SUMMARY_MODEL = ENV.text("RUN_SUMMARY_MODEL")
-#: runs that are queued behind the active run of a chat
-RUN_QUEUE_MAX = ENV.whole("RUN_QUEUE_MAX", 100, 1)
+#: runs that are queued behind the active run of a chat; one statement ends them all
+RUN_QUEUE_MAX = ENV.whole("RUN_QUEUE_MAX", 100, 1, 1000)
 #: turns per run
 RUN_TURN_LIMIT = ENV.whole("RUN_TURN_LIMIT", 50, 1)
 #: running time per run

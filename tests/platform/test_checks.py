@@ -176,6 +176,7 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "SESSION_JWKS_URL": "",
         "DATABASE_ANSWER_SECONDS": "3",
         "RUN_TIMEOUT_SECONDS": "nan",
+        "RUN_QUEUE_MAX": "1001",
     }
     printed = check(tmp_path, PRODUCTION | wrong)
     for name in wrong:
