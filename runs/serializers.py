@@ -120,7 +120,11 @@ class RunFields(CamelSerializer):
 
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
-        return WaitpointSerializer(run.pending_waitpoints[0]).data if run.pending_waitpoints else None
+        if run.status != RunStatus.WAITING:
+            return None
+        # It may have been answered since the run was read.
+        asked = next(iter(run.pending_waitpoints or run.waitpoints.order_by("-created_at")[:1]), None)
+        return WaitpointSerializer(asked).data if asked else None
 
 
 class RunSerializer(RunFields):

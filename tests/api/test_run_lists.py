@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from runs.llm.base import ERROR_MESSAGE_MAX_CHARS
-from runs.models import Run, ToolInvocation
+from runs.models import Run, ToolInvocation, Waitpoint
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -68,6 +68,22 @@ def test_a_summary_has_every_field_of_a_run_but_its_calls(session, chat):
     assert len(whole.pop("toolInvocations")) == summary.pop("toolInvocationCount") == CALLS
     assert (whole.pop("answer"), whole.pop("output")) == (None, None)
     assert summary == whole
+
+
+@pytest.mark.parametrize("answered_first", [False, True])
+def test_a_run_that_a_list_shows_as_waiting_has_its_waitpoint(session, chat, answered_first):
+    run = factories.RunFactory(chat=chat, status="waiting")
+    asked = factories.WaitpointFactory(run=run)
+
+    def answer(execute, sql, *given):
+        if f'FROM "{Waitpoint._meta.db_table}"' in sql and answered_first:  # the runs were read before
+            factories.force_update(Waitpoint.objects.filter(pk=asked.pk), status="COMPLETED")
+        return execute(sql, *given)
+
+    with connection.execute_wrapper(answer):
+        (item,) = session.get("/api/v1/runs?status=waiting").json()["items"]
+    shown = item["pendingWaitpoint"]
+    assert (item["status"], shown and shown["id"]) == ("waiting", asked.pk)
 
 
 @pytest.mark.parametrize(("characters", "shown"), [(8000, True), (8192, False), (200_000, False)])
