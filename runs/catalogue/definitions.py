@@ -163,8 +163,8 @@ class ModelDefinition:
 
     @property
     def origin(self) -> str:
-        """Who may get reasoning back: this provider's model only."""
-        return f"{self.server.name}/{self.provider_model}"
+        """Who may get reasoning back: this provider's model only, by the protocol that it came by."""
+        return f"{self.server.kind}:{self.server.name}/{self.provider_model}"
 
     def cost(self, input_tokens: int, cached: int, cache_write: int, output_tokens: int) -> int:
         """The price of a turn. ``cached`` and ``cache_write`` are parts of ``input_tokens``."""

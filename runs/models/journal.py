@@ -48,7 +48,7 @@ class Turn(models.Model):
 
     ``input_tokens`` are all tokens of the request, ``cached_tokens`` and ``cache_write_tokens`` those of them that the
     provider read from its cache and wrote to it. ``reasoning`` are the provider's own items, which only ``origin`` (its
-    name and its model's) gets back.
+    kind, its name and its model's) gets back.
     """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)

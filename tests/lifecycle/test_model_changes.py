@@ -11,6 +11,7 @@ from runs.llm.demo import DemoModel
 from runs.models import AgentModel, ModelAttempt, Provider, Run, Turn
 from tests.driver import until
 from tests.lifecycle.conftest import Bench
+from tests.llm.model_server import serving
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -157,6 +158,26 @@ def test_a_new_key_is_used_by_runs_that_wait(bench, provider, requests, monkeypa
     assert [(request.model.server.api_key, request.model.price_in) for request in requests[2:]] == [
         ("sk-new-key-2", 7)
     ] * 2
+
+
+@pytest.mark.parametrize("kinds", [("openai", "anthropic"), ("anthropic", "openai_responses"), ("anthropic", "openai")])
+def test_reasoning_does_not_go_back_in_another_protocol(bench, kinds):
+    before, after = kinds
+    with serving() as server:
+        where = Provider.objects.create(name="main", kind=before, base_url=f"{server.url}/v1", api_key="made-up")
+        wish = 'reason=SECRET-THOUGHT&call=ask_user&args={"question":"Which?"}'
+        columns = {"provider_model": wish, "price_in": 0, "price_out": 0, "dialect": {"reasoningBack": True}}
+        AgentModel.objects.create(name="first", display_name="first", provider=where, **columns)
+        catalogue.refresh()
+        run = bench.ask("Hello", model="first")
+        assert Turn.objects.get().reasoning
+        Provider.objects.filter(pk=where.pk).update(kind=after)
+        catalogue.refresh()
+        bench.respond(run, kind="CLARIFICATION", answer="x")
+        run = bench.wait(run["id"])
+        body = server.requests[-1].body
+    assert (run["status"], len(models(run))) == ("completed", 2)
+    assert "SECRET-THOUGHT" not in str(body.get("messages") or body["input"])
 
 
 def test_a_run_that_waits_for_a_place_leaves_a_provider_that_is_disabled(bench, provider, requests, monkeypatch):
