@@ -224,12 +224,14 @@ def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callabl
     try:
         read = list(rows.order_by("name"))
     except DecryptionFailed:
-        logger.error("each %s with secrets is left out: no key of ENCRYPTION_KEYS decrypts them", what)
-        read = list(rows.filter(**dict.fromkeys(secrets)).order_by("name"))
+        plain = dict.fromkeys(secrets)
+        # The secrets of each of the others are read when its definition is made.
+        read = [*rows.filter(**plain), *rows.exclude(**plain).defer(*secrets)]
+        read.sort(key=lambda row: row.name)
     for row in read:
         try:
             found[row.name] = definition(row)
-        except ValueError as error:
+        except (ValueError, DecryptionFailed) as error:
             logger.error("the %s %s is left out: %s", what, row.name, error)
     return found
 

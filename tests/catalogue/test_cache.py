@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 
 from runs import catalogue
-from runs.models import Tool
+from runs.models import AgentModel, Provider, Tool
 
 SECONDS = 10
 
@@ -59,3 +60,26 @@ def test_what_was_read_before_a_change_is_not_kept(monkeypatch: Any) -> None:
     monkeypatch.setattr(catalogue, "_fallbacks", change)
     catalogue.refresh()
     assert catalogue.read().tools["calculate"].price == 700_000
+
+
+@pytest.mark.django_db
+def test_a_secret_that_no_key_decrypts_takes_only_its_own_models_and_tools_away(session, settings, caplog) -> None:
+    keys = settings.ENCRYPTION_KEYS
+    columns = {"provider_model": "m", "price_in": 0, "price_out": 0}
+    for name, kept in (("good", keys), ("lost", [Fernet.generate_key().decode()])):
+        settings.ENCRYPTION_KEYS = kept
+        provider = Provider.objects.create(
+            name=name, kind="openai", base_url="http://127.0.0.1:9", api_key="sk-made-up"
+        )
+        AgentModel.objects.create(name=name, display_name=name, provider=provider, **columns)
+        address = {"node_type": "http", "url": "http://127.0.0.1:9", "secret_headers": '{"A": "b"}'}
+        Tool.objects.create(name=f"{name}_tool", display_name=name, price=0, **address)
+    settings.ENCRYPTION_KEYS = keys
+    catalogue.refresh()
+    models, tools = (
+        [item["name"] for item in session.get(f"/api/v1/{what}").json()["items"]] for what in ("models", "tools")
+    )
+    assert ("good" in models, "lost" in models) == (True, False)
+    assert ("good_tool" in tools, "lost_tool" in tools) == (True, False)
+    assert "the model lost is left out" in caplog.text
+    assert "the tool lost_tool is left out" in caplog.text
