@@ -275,6 +275,30 @@ def test_a_rate_limit_delays_a_summary_within_the_time_of_the_run(
     assert first.kind == ("summary" if refusal == "short" else "left_out")
 
 
+@pytest.mark.parametrize("change", [{"price_in": 7_000}, {"enabled": False}])
+def test_a_summary_that_waits_for_a_retry_is_asked_for_as_staff_have_changed_its_model(
+    bench: Bench, provider: Provider, window, settings, change: dict[str, Any]
+):
+    chat = long_chat(bench, window)
+    add_model("second")
+    settings.RUN_SUMMARY_MODEL = "second"
+
+    async def answer(request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        if len(provider.summaries) == 1:
+            raise ModelError(FailureReason.PROVIDER_UNAVAILABLE, status=503, retry_after=2.0)
+        yield TextDelta("remember it all")
+        yield TurnEnd(Usage(100, 10))
+
+    provider.summary = answer
+    run = bench.start("Hello", chat)
+    until(ModelAttempt.objects.exists)
+    AgentModel.objects.filter(name="second").update(**change)
+    catalogue.refresh()
+    assert bench.wait(run["id"])["status"] == "completed"
+    asked = provider.summaries[1].model
+    assert (asked.name, asked.price_in) == (("second", 7_000) if "price_in" in change else ("demo", 500_000))
+
+
 def test_without_its_model_the_runs_own_summarises(bench: Bench, provider: Provider, window, settings):
     settings.RUN_SUMMARY_MODEL = "gone"
     chat = long_chat(bench, window)

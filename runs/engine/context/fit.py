@@ -129,20 +129,24 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     after it, unless the run waits for them: then Exhausted is raised. False if the process drains, or if no model is
     offered any more.
     """
-    models, is_refused = _summarisers(session, plan.model), False
+    refused: set[str] = set()
     index, started_at = next_index(session), clock.now()
     # Nobody pays for a summary without a turn after it; the summary may have the longest size.
     longest = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
     after = plan.history.shortened(replace(step.cut, text="x" * longest))
     least_after = requests.least_cost(request_of(session, replace(plan, history=after)))
-    while models or is_refused:
+    while True:
         failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
+            return False
+        # As they are now: staff can have changed them during the wait.
+        models = [other for other in _summarisers(session, plan.model) if other.name not in refused]
+        if not models and not refused:
             return False
         model = _next_model(models, failed)
         if model is None:
             last = {attempt.model: attempt.reason for attempt in failed}
-            only_run = is_refused or not SAME_AGAIN.issuperset(last.values())
+            only_run = bool(refused) or not SAME_AGAIN.issuperset(last.values())
             step = replace(plan.left_out(step), only_run=only_run)
             await record(session, plan, step, started_at, failure_reason=failed[-1].reason if failed else "")
             return True
@@ -153,6 +157,8 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
                 if not may_begin:
                     return False
+                if model not in _summarisers(session, plan.model):
+                    continue  # staff have changed it during this wait
                 key = lifecycle.compaction_key(index)
                 answer = await ask(session, request, key, said.append, reserve=least_after)
             if isinstance(answer, Answer):
@@ -171,8 +177,8 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             await session.wait_for_credits(answer.least)
             continue
         if not isinstance(answer, Answer):
-            models, is_refused = [other for other in models if other.name != model.name], True
-            if not models and session.run.waits_for_credits:
+            refused.add(model.name)
+            if refused.issuperset(other.name for other in models) and session.run.waits_for_credits:
                 raise Exhausted(answer)
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
@@ -191,7 +197,6 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             cost=charge.charged,
         )
         return True
-    return False
 
 
 def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition]:
