@@ -280,7 +280,9 @@ def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) ->
 def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Charge | None:
     """What a request cost that ended early, by the provider's counts or an estimate; None if no answer had begun."""
     usage = request.progress.usage
-    return None if usage is None else charge_of(request.model, usage(), allowance.hold)
+    if usage is None:
+        return None
+    return replace(charge_of(request.model, usage(), allowance.hold), turns=int(not request.summarises))
 
 
 def _counted_before(size: Size) -> dict[str, int]:

@@ -48,12 +48,13 @@ _FIRST = """
 @dataclass(frozen=True, slots=True)
 class Charge:
     """What a request to a model cost, at most its hold; a free model's has none. ``price`` has the counts and prices,
-    for the ledger.
+    for the ledger. ``turns``: 0 for a summary.
     """
 
     hold: LedgerEntry | None
     amount: int
     price: dict[str, Any]
+    turns: int = 1
 
     @property
     def charged(self) -> int:
@@ -251,7 +252,7 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     early: Counter[str] = Counter()
     streamed = "" if partial else unrecorded_text(run)
     if partial is not None and partial.hold is None:
-        early.update(partial.counts, turn_count=1)
+        early.update(partial.counts, turn_count=partial.turns)
     for hold in sums.open_holds(run.id):
         if hold.tool_key is None:
             charged = _streamed(streamed, hold) if partial is None else partial
@@ -259,7 +260,7 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
                 ledger.release_turn(hold)
             else:
                 ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
-                early.update(charged.counts, turn_count=int(isinstance((hold.price or {}).get("turn"), int)))
+                early.update(charged.counts, turn_count=charged.turns)
         elif ends:
             ledger.release(hold.invocation_id or "")
     return {name: getattr(run, name) + count for name, count in early.items()}

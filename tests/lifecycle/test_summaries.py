@@ -299,6 +299,24 @@ def test_a_summary_that_waits_for_a_retry_is_asked_for_as_staff_have_changed_its
     assert (asked.name, asked.price_in) == (("second", 7_000) if "price_in" in change else ("demo", 500_000))
 
 
+@pytest.mark.parametrize("price", [0, 500])
+def test_a_summary_that_broke_off_is_no_turn(bench: Bench, provider: Provider, window, settings, price: int):
+    settings.MODEL_ATTEMPTS = 1
+    chat = long_chat(bench, window)
+    AgentModel.objects.update(price_in=price, price_out=price)
+    catalogue.refresh()
+
+    async def breaks(request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        request.progress.usage = lambda: Usage(100, 10)
+        yield TextDelta("remember")
+        raise ModelError(FailureReason.CONNECTION_LOST)
+
+    provider.summary = breaks
+    run = in_chat(bench, chat, "Hello")
+    assert (run["status"], run["usage"]["turns"]) == ("completed", 1)
+    assert run["usage"]["outputTokens"] > 10
+
+
 def test_without_its_model_the_runs_own_summarises(bench: Bench, provider: Provider, window, settings):
     settings.RUN_SUMMARY_MODEL = "gone"
     chat = long_chat(bench, window)
