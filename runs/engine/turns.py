@@ -119,6 +119,7 @@ async def _record_failure(
         raise RunFailed(error.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
     await session.end_request(attempt)
+    session.too_dear.clear()  # credits or prices can have changed meanwhile
     lifecycle.crash_point("after_failed_attempt")
 
 

@@ -13,7 +13,7 @@ from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from runs import catalogue, lifecycle
 from runs.engine.engine import Engine
-from runs.models import AgentModel, Run
+from runs.models import AgentModel, ModelAttempt, Run
 from tests.driver import until
 from tests.factories import UserFactory
 from tests.lifecycle.conftest import Bench, vanish
@@ -173,3 +173,22 @@ def test_a_cheaper_fallback_is_asked_if_credits_do_not_reach_for_the_model(bench
     assert (run["status"], run["resolvedModel"]) == ("completed", "demo")
     run = bench.finish("Hello", model="dear", maxCredits=0.1)
     assert run["errorCode"] == "BUDGET_EXCEEDED"
+
+
+def test_a_model_that_was_too_dear_is_asked_if_credits_came_while_its_fallback_failed(
+    bench, available, settings, monkeypatch
+):
+    settings.MODEL_ATTEMPTS = 2
+    monkeypatch.setattr("runs.llm.retry.wait_seconds", lambda *args: 2.0)
+    demo = AgentModel.objects.get(name="demo")
+    demo.pk, demo.name, demo.is_default, demo.fallbacks = None, "dear", False, ["demo"]
+    demo.price_in = demo.price_out = 500 * MICRO
+    demo.save()
+    catalogue.refresh()
+    available(5)
+    run = bench.start("/flaky 503 2 Hello", model="dear")
+    until(ModelAttempt.objects.exists)
+    available(5000)
+    run = bench.wait(run["id"])
+    assert (run["status"], run["resolvedModel"]) == ("completed", "dear")
+    assert list(ModelAttempt.objects.values_list("model", flat=True)) == ["demo", "demo"]
