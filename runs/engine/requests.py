@@ -298,17 +298,26 @@ def _counted_before(size: Size) -> dict[str, int]:
     return {digest: _known[digest]}
 
 
-def is_news(size: Size, tokens: int) -> bool:
-    """Whether the provider's count makes later bounds closer."""
-    return bool(size.beginnings) and tokens < WORTH * _known.get(size.beginnings[0][0], float("inf"))
+def is_news(allowance: Allowance, tokens: int) -> bool:
+    """Whether the provider's count makes later bounds closer, or shows that the known count is too low."""
+    beginnings = allowance.size.beginnings
+    if not beginnings:
+        return False
+    return _is_over(allowance, tokens) or tokens < WORTH * _known.get(beginnings[0][0], float("inf"))
 
 
-def learn_count(size: Size, tokens: int) -> None:
+def learn_count(allowance: Allowance, tokens: int) -> None:
     """Store the provider's count of a request."""
-    digest = size.beginnings[0][0]
+    digest = allowance.size.beginnings[0][0]
     CountedBeginning.objects.bulk_create([CountedBeginning(digest=digest, tokens=tokens)], ignore_conflicts=True)
-    CountedBeginning.objects.filter(pk=digest, tokens__gt=tokens).update(tokens=tokens)
+    known = CountedBeginning.objects.filter(pk=digest)
+    (known if _is_over(allowance, tokens) else known.filter(tokens__gt=tokens)).update(tokens=tokens)
     _remember(digest, tokens)
+
+
+def _is_over(allowance: Allowance, tokens: int) -> bool:
+    """Whether the provider counted more than the bound."""
+    return allowance.hold is not None and tokens > (allowance.hold.price or {})["inputTokens"]
 
 
 def _remember(digest: str, tokens: int) -> None:

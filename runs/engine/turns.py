@@ -151,8 +151,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         started_at=started_at,
         finished_at=clock.now(),
     )
-    if not usage.estimated and requests.is_news(allowance.size, usage.input_tokens):
-        await session.process.db(requests.learn_count, allowance.size, usage.input_tokens)
+    if not usage.estimated and requests.is_news(allowance, usage.input_tokens):
+        await session.process.db(requests.learn_count, allowance, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
     record, content = partial(session.step, stores_text=True), session.content()
     if not tool_calls and (session.output_schema is None or output is not None):

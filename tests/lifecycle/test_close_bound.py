@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
 from runs.engine import requests
 from runs.errors import FailureReason
@@ -128,3 +129,16 @@ def test_a_lower_count_replaces_a_higher_one(bench, model):
     assert CountedBeginning.objects.get().tokens < high
     bench.finish("Hi " * 1000, model="plain", instructions=LONG)
     assert CountedBeginning.objects.get().tokens < high
+
+
+def test_a_count_that_proves_too_low_is_not_used_again(bench, model):
+    """A provider that once counted one token for everything does not make later turns cheaper than they are."""
+    honest = model.tokens
+    model.tokens = lambda request: 1
+    bench.finish("Hi", model="plain", instructions=LONG)
+    model.tokens = honest
+    bench.finish("Hi", model="plain", instructions=LONG)  # charged up to its hold
+    run = bench.finish("Hi", model="plain", instructions=LONG)
+    charged = LedgerEntry.objects.get(run_id=run["id"], type="USAGE")
+    assert charged.price["inputTokens"] > 800
+    assert charged.amount == charged.price["inputTokens"] * 500 + charged.price["outputTokens"] * 1500
