@@ -150,9 +150,9 @@ class TurnReader(ABC):
 
     def complete(self) -> tuple[int, int | None] | None:
         """How many characters and counted tokens a complete answer has. After the reason of its end only counts can
-        follow, and not every server says or shows that nothing does.
+        follow, and not every server says or shows that nothing does. An end without a reason completes what has begun.
         """
-        is_complete = self.ended or self.finish_reason is not None
+        is_complete = self.finish_reason is not None or (self.ended and self.has_begun)
         return (self._characters, self.counts.get("output_tokens")) if is_complete else None
 
     @property
@@ -348,6 +348,8 @@ class HttpModel(ABC):
         if document:
             yield self._read(reader, reader.read_document, bytes(document))
             reader.ended = True
+            if reader.complete() is None:
+                raise ModelError(FailureReason.NOT_A_STREAM, detail="The document is no answer.", status=200)
 
     def _read(self, reader: TurnReader, read: Any, data: bytes) -> str:
         try:

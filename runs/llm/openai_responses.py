@@ -106,6 +106,8 @@ class ResponsesTurn(TurnReader):
                 raise ModelError(FailureReason.CONNECTION_LOST, detail="The provider cancelled the answer.")
             case "completed" if self._was_cut():
                 self.finish_reason = "max_output_tokens"
+            case "completed":
+                self.finish_reason = "completed"
         self.ended = True
 
     def _was_cut(self) -> bool:

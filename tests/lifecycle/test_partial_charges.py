@@ -159,6 +159,22 @@ def test_an_answer_that_ends_before_its_first_word_costs_nothing(bench, model, s
     assert (run["status"], run["totalCreditsUsed"], len(server.requests)) == ("failed", 0, 3)
 
 
+NO_ANSWERS = {
+    "another document": [b'{"status": "ok"}'],
+    "another stream": data({"detail": "Not Found"}, "[DONE]"),
+    "an end alone": data("[DONE]"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("body", NO_ANSWERS)
+def test_what_is_no_answer_completes_no_turn(bench, model, server, kind, body):
+    server.raw = NO_ANSWERS[body]
+    run = bench.finish(MESSAGE, model=model("text=any", kind))
+    assert (run["status"], run["errorCode"], run["totalCreditsUsed"]) == ("failed", "MODEL_ERROR", 0)
+    assert Run.objects.get().failure_reason in ("not_a_stream", "malformed_answer", "connection_lost")
+
+
 def test_what_comes_in_other_scripts_is_counted_by_its_bytes(bench, model, server):
     """About a token for each Chinese character, in and out; none of an estimate is more than a provider could count."""
     text = "\u597d" * 4000
