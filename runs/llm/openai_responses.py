@@ -52,6 +52,8 @@ class ResponsesTurn(TurnReader):
                 self._begin_item(_index(event), event["item"])
             case "response.function_call_arguments.delta":
                 self.add_arguments(self.calls[_index(event)], event["delta"])
+            case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
+                self.grow(event["delta"])
             case "response.output_item.done":
                 self._finish_item(_index(event), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":

@@ -175,6 +175,15 @@ def test_what_is_no_answer_completes_no_turn(bench, model, server, kind, body):
     assert Run.objects.get().failure_reason in ("not_a_stream", "malformed_answer", "connection_lost")
 
 
+@pytest.mark.parametrize("event", ["response.reasoning_text.delta", "response.reasoning_summary_text.delta"])
+def test_an_answer_of_responses_has_begun_with_its_reasoning(bench, model, server, event):
+    deltas = [{"type": event, "item_id": "rs_1", "output_index": 0, "delta": "one thought "} for _ in range(500)]
+    server.raw = data(*EMPTY_STARTS["openai_responses"], *deltas)
+    run = bench.finish(MESSAGE, model=model("text=any", "openai_responses"))
+    assert (run["status"], run["errorCode"]) == ("failed", "MODEL_ERROR")
+    check_partial(usage(run), "one thought " * 500, sent_tokens(server))
+
+
 def test_what_comes_in_other_scripts_is_counted_by_its_bytes(bench, model, server):
     """About a token for each Chinese character, in and out; none of an estimate is more than a provider could count."""
     text = "\u597d" * 4000
