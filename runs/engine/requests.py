@@ -91,6 +91,16 @@ class Wait(NamedTuple):
     least: int
 
 
+class Cut(Exception):
+    """The answer was cut within a call by a limit that credits or budget set. ``needs`` is the most that it can cost
+    with the full one.
+    """
+
+    def __init__(self, needs: int) -> None:
+        self.needs = needs
+        super().__init__(needs)
+
+
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
     """The request with the content of its files, whose memory ``held`` gives back. Raises ModelError and RunFailed."""
     if not client_for(request.model.server).reads_files:
@@ -114,7 +124,7 @@ async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
 ) -> Answer | Wait | Refusal:
     """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
-    text; the other arguments are those of ``allow``. Raises ModelError.
+    text; the other arguments are those of ``allow``. Raises ModelError, and of a turn Cut.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
@@ -126,6 +136,7 @@ async def ask(
     if not isinstance(allowance, Allowance):
         assert not isinstance(allowance, Unclear)  # noqa: S101  (the provider was asked)
         return allowance
+    full = request.max_output_tokens
     request = replace(request, max_output_tokens=allowance.output_tokens)
     session.partial_charge = partial(partial_charge, request, allowance)
     lifecycle.crash_point("before_summary" if request.summarises else "before_model")
@@ -133,13 +144,19 @@ async def ask(
     calls: list[ToolCall] = []
     model = request.model
     with tracing.span("model", model=model.name, provider=model.server.name):
-        async for event in client_for(model.server).stream(request):
-            if isinstance(event, TextDelta):
-                listen(event.text)
-            elif isinstance(event, ToolCall):
-                calls.append(event)
-            else:
-                return Answer(allowance, calls, event)
+        try:
+            async for event in client_for(model.server).stream(request):
+                if isinstance(event, TextDelta):
+                    listen(event.text)
+                elif isinstance(event, ToolCall):
+                    calls.append(event)
+                else:
+                    return Answer(allowance, calls, event)
+        except ModelError as error:
+            is_cut = error.reason is FailureReason.OUTPUT_LIMIT and allowance.limited_by != "model"
+            if allowance.hold is None or not is_cut or request.summarises:
+                raise
+            raise Cut(_most(model, (allowance.hold.price or {})["inputTokens"], full)) from None
     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
 
 

@@ -72,6 +72,13 @@ async def try_turn(session: Session) -> None:
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
         return
+    except requests.Cut as cut:
+        await session.end_request()
+        if refusal := await session.db(lifecycle.refusal, cut.needs):
+            session.too_dear[model.name] = refusal
+        else:
+            await session.wait_for_credits(cut.needs)
+        return
     if isinstance(answer, requests.Wait):
         await session.wait_for_credits(answer.least)
         return

@@ -297,3 +297,21 @@ def test_who_cut_the_answer_is_told(bench, user, staff, credits, budget, limited
     run = bench.finish("/stream 3000 0", **({"maxCredits": budget} if budget else {}))
     reason = "length" if limited_by else "stop"
     assert (run["status"], run["finishReason"], run["limitedBy"]) == ("completed", reason, limited_by)
+
+
+@pytest.mark.parametrize("choice", ["fail", "wait"])
+def test_a_call_that_the_budget_cuts_is_no_failure_of_the_model(bench, choice):
+    """The call has about 770 tokens, which cost 1.16 credits."""
+    script = '/call create_file {"fileName": "a.txt", "content": "' + "x" * 3000 + '"}\n/say done'
+    run = bench.start(script, maxCredits=0.8, onCreditsExhausted=choice)
+    if choice == "fail":
+        run = bench.wait(run["id"])
+        assert (run["status"], run["errorCode"]) == ("failed", "BUDGET_EXCEEDED")
+        return
+    run = bench.wait(run["id"], "waiting", "failed")
+    asked = run["pendingWaitpoint"]["requestPayload"]
+    assert (asked["toolName"], asked["reason"]) == ("model", "BUDGET_EXCEEDED")
+    assert 0.7 < run["totalCreditsUsed"] <= 0.8
+    bench.respond(run, kind="CREDIT_APPROVAL", approved=True, maxCredits=50)
+    run = bench.wait(run["id"])
+    assert (run["status"], run["answer"], run["usage"]["turns"]) == ("completed", "done", 3)
