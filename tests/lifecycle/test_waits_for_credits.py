@@ -162,12 +162,17 @@ def test_the_wait_of_a_lost_worker_continues_elsewhere(bench, engines: Callable[
     bench.wait(first["id"])
 
 
-def test_a_cheaper_fallback_is_asked_if_credits_do_not_reach_for_the_model(bench, available):
+def add_dear_model() -> None:
+    """The model `dear`, with the fallback `demo`."""
     demo = AgentModel.objects.get(name="demo")
     demo.pk, demo.name, demo.is_default, demo.fallbacks = None, "dear", False, ["demo"]
     demo.price_in = demo.price_out = 500 * MICRO
     demo.save()
     catalogue.refresh()
+
+
+def test_a_cheaper_fallback_is_asked_if_credits_do_not_reach_for_the_model(bench, available):
+    add_dear_model()
     available(5)
     run = bench.finish("Hello", model="dear")
     assert (run["status"], run["resolvedModel"]) == ("completed", "demo")
@@ -180,11 +185,7 @@ def test_a_model_that_was_too_dear_is_asked_if_credits_came_while_its_fallback_f
 ):
     settings.MODEL_ATTEMPTS = 2
     monkeypatch.setattr("runs.llm.retry.wait_seconds", lambda *args: 2.0)
-    demo = AgentModel.objects.get(name="demo")
-    demo.pk, demo.name, demo.is_default, demo.fallbacks = None, "dear", False, ["demo"]
-    demo.price_in = demo.price_out = 500 * MICRO
-    demo.save()
-    catalogue.refresh()
+    add_dear_model()
     available(5)
     run = bench.start("/flaky 503 2 Hello", model="dear")
     until(ModelAttempt.objects.exists)
