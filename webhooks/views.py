@@ -22,12 +22,10 @@ class WebhookViewSet(ServiceViewSet):
     idempotent_actions = {"create", "test"}
     error_statuses = {"retrieve": {404}, "partial_update": {404}, "destroy": {404}, "test": {404, 409}}
 
-    def apply_idempotency(self, request: Request) -> None:
-        # Not in ``create``, which runs in a transaction if there is a key: resolving a host takes time.
+    def prepare(self) -> None:
         if self.action == "create":
             self.body = self.read(EndpointInput)
             services.check_url(self.body["url"])
-        super().apply_idempotency(request)
 
     @extend_schema(request=EndpointInput, responses={200: EndpointSerializer})
     def create(self, request: Request) -> Response:

@@ -63,11 +63,14 @@ class IdempotencyMixin:
         """The id of the user to whom the request's key belongs."""
         return request.user.pk or 0
 
+    def prepare(self) -> None:
+        """What takes time and comes before the handler: with a key, the handler runs in a transaction."""
+
     def apply_idempotency(self, request: Request) -> None:
         """Wrap this request's handler in ``run_once`` if the request has a key."""
         key = request.headers.get("Idempotency-Key")
         if key is None or self.action not in self.idempotent_actions or request.method is None:
-            return
+            return self.prepare()
         method = request.method.lower()
         setattr(self, method, partial(self.run_once, getattr(self, method), key))
 
@@ -80,6 +83,7 @@ class IdempotencyMixin:
         if record.response_status is not None:
             return replay(record, self.replayed_answer(bytes(record.response_body or b"")))
         try:
+            self.prepare()
             with transaction.atomic():
                 response = handler(request, *args, **kwargs)
                 if 200 <= response.status_code < 300:

@@ -223,7 +223,7 @@ def test_concurrent_first_calls_create_one_endpoint(user):
     assert [answer.json()["secret"].startswith("•") for answer in answers].count(False) == 1
 
 
-def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(session):
+def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(session, settings):
     first = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
     again = session.post(URL, {"url": "http://127.0.0.1:9000/"}, format="json", HTTP_IDEMPOTENCY_KEY="one")
     assert (first.status_code, again.status_code) == (200, 409)
@@ -232,6 +232,11 @@ def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(sessio
     replay = session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two")
     assert replay.json() == update.json()
     assert replay["Idempotent-Replayed"] == "true"
+    settings.OUTBOUND_ALLOW_PRIVATE = False  # an address that is no longer accepted, like a host that is away
+    assert session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="two").json() == update.json()
+    assert session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="new").status_code == 400
+    settings.OUTBOUND_ALLOW_PRIVATE = True
+    assert session.post(URL, plain, format="json", HTTP_IDEMPOTENCY_KEY="new").status_code == 200
     rotation = {"url": "http://127.0.0.1:9000/", "rotateSecret": True}
     rotated = session.post(URL, rotation, format="json", HTTP_IDEMPOTENCY_KEY="three")
     assert rotated.json()["secondarySecret"] == first.json()["secret"]
