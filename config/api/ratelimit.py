@@ -12,8 +12,11 @@ from config.limits.window import Bucket, Verdict, charge
 
 
 def charge_caller(request: HttpRequest, *buckets: Bucket) -> None:
-    """Charge a known caller. Raises RateLimited."""
-    request.rate_limit_verdict = verdict = charge(*buckets)  # type: ignore[attr-defined]
+    """Charge a known caller. Raises RateLimited. The headers show the nearest limit, also of an earlier charge."""
+    verdict = charge(*buckets)
+    limited = [each for each in (verdict, verdict_of(request)) if each is not None and each.limit]
+    nearest = min(limited, key=lambda each: each.remaining, default=verdict)
+    request.rate_limit_verdict = nearest if verdict.allowed else verdict  # type: ignore[attr-defined]
     refuse_if_over(verdict)
 
 

@@ -80,6 +80,14 @@ def test_ten_test_events_are_sent_in_a_minute(limits, user, session):
     assert user.webhook_endpoints.get().deliveries.count() == 10
 
 
+def test_the_headers_show_the_limit_with_the_fewest_calls_left(limits, user, session):
+    factories.EndpointFactory(user=user)
+    limits.RATE_LIMIT_SESSION = 5
+    assert shown(session.post("/api/v1/webhooks/test"))[:2] == (5, 4)
+    limits.RATE_LIMIT_SESSION = 0
+    assert shown(session.post("/api/v1/webhooks/test"))[:2] == (10, 8)
+
+
 def test_invalid_credentials_count_by_address(limits, session):
     limits.RATE_LIMIT_UNAUTHENTICATED = 2
     bad = APIClient()
