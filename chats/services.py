@@ -65,7 +65,7 @@ def find_chat(user: Any, key: str) -> Chat | None:
 
 
 def rename_chat(chat: Chat, title: str | None) -> Chat:
-    chat.title, chat.updated_at = title, clock.now()
+    chat.title, chat.updated_at = title, clock.after(chat.updated_at)
     if not Chat.objects.filter(pk=chat.pk, deleted_at=None).update(title=chat.title, updated_at=chat.updated_at):
         raise NotFound
     return chat

@@ -158,6 +158,7 @@ def test_lists_are_in_order_though_the_clocks_of_processes_differ(bench, monkeyp
     chat = bench.chat()
     first = bench.wait(bench.start("/say First", chat)["id"])
     behind |= {"request": 0.6, "worker": 0.0}
+    assert bench.client.patch(f"/api/v1/chats/{chat}", {"title": "Renamed"}, format="json").status_code == 200
     second = bench.wait(bench.start("/say Second", chat)["id"])
     messages = bench.http.get(f"/chats/{chat}/messages").json()["items"]
     assert [message["content"] for message in messages] == ["/say First", "First", "/say Second", "Second"]
