@@ -83,6 +83,7 @@ class RunViewSet(RunActions):
         return Response(run if self.has_scope("runs:read") else run_without_text(run))
 
     def replayed_answer(self, stored: bytes) -> bytes:
+        self.get_object()  # 404 once the chat is deleted: the answer holds text
         return stored if self.has_scope("runs:read") else dumps(run_without_text(from_text(stored)))
 
 

@@ -1,6 +1,7 @@
 """Tests of each status of a run, through the API with a real engine."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -361,7 +362,10 @@ def test_deleting_a_chat_ends_its_runs(bench):
     first = bench.start("/ask Hm?", chat)
     second = bench.start("/say two", chat, onActiveRun="enqueue")
     bench.wait(first["id"], "waiting")
+    cancel = partial(bench.client.post, f"/api/v1/runs/{second['id']}/cancel", HTTP_IDEMPOTENCY_KEY="k")
+    assert [cancel().status_code for _ in range(2)] == [200, 200]
     assert bench.client.delete(f"/api/v1/chats/{chat}").status_code == 204
+    assert cancel().status_code == 404  # not the run as it was
     assert set(Run.objects.values_list("status", flat=True)) == {"cancelled"}
     for path in (
         f"runs/{first['id']}",
