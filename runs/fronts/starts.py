@@ -105,8 +105,11 @@ def start_once(
         if "on_active_run" not in options:
             cancels = waits_for_caller(locked) or (replaced is not None and _is_from(replaced, locked.active_run_id))
             options = options | {"on_active_run": "cancel" if cancels else "enqueue"}
-            if replaced is not None and replaced.status == RunStatus.QUEUED and not cancels:
-                services.cancel_run(replaced)
+            if replaced is not None and not cancels:
+                # Nobody would see the answers of those in line.
+                later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at, status=RunStatus.QUEUED)
+                for run in later:
+                    services.cancel_run(run)
         run = services.start_run(user, chat.pk, **options)
         if replaced is not None:
             # The client's names of the replaced run stand for its successor.

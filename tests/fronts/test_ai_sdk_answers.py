@@ -279,6 +279,8 @@ def test_an_edit_ends_the_answer_to_the_old_text(chat):
 def test_an_edit_of_a_message_that_waits_in_line_keeps_its_place(chat):
     chat.send(said("/stream 40 20"))
     chat.send(said("/say Two", "u2"))
-    working, queued = (run["id"] for run in chat.runs())
+    chat.send(said("/say Later", "u3"))
+    working, *replaced = (run["id"] for run in chat.runs())
     assert chat.run(said("/say Three", "u2"))["answer"] == "Three"
-    assert [chat.bench.get(run)["status"] for run in (working, queued)] == ["completed", "cancelled"]
+    # Nobody would see the answer to the last message, which the edit replaces too.
+    assert [chat.bench.get(run)["status"] for run in (working, *replaced)] == ["completed", "cancelled", "cancelled"]
