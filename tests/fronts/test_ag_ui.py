@@ -424,6 +424,14 @@ def test_info_lists_the_agents(thread):
     }
 
 
+def test_the_agent_of_the_name_default_is_none(thread):
+    agents.save("default", display_name="Another", instructions="Help.")
+    catalogue.refresh()
+    told = thread.client.get("/api/v1/copilotkit/info").json()["agents"]["default"]["description"]
+    assert told == "The service's own model and tools, without an agent."
+    assert thread.run(said("/say Hello"), path="copilotkit/agent/default/run")["agent"] is None
+
+
 def test_run_is_the_same_route_and_names_an_agent(thread):
     make_agent()
     run = thread.run(said("/say Hello"), path="copilotkit/agent/support/run")

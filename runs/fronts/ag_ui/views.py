@@ -185,7 +185,8 @@ class AgUiViewSet(FrontViewSet):
     def info(self, request: Request) -> Response:
         rows = [version.agent for version in catalogue.read().agents.values()]
         shown = {DEFAULT: "The service's own model and tools, without an agent."}
-        shown |= {row.name: row.description or row.display_name for row in rows}
+        for row in rows:
+            shown.setdefault(row.name, row.description or row.display_name)
         agents = {
             name: {"name": name, "description": text, "className": "HttpAgent", "capabilities": CAPABILITIES}
             for name, text in shown.items()
