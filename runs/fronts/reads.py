@@ -10,7 +10,7 @@ from typing import Any
 from chats.models import Message
 from runs import services
 from runs.events import SEPARATOR, StreamType, join_text
-from runs.fronts.rendering import CLIENT
+from runs.fronts.rendering import CLIENT, call_about
 from runs.models import (
     FINAL_INVOCATION_STATUSES,
     Run,
@@ -58,20 +58,28 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
     return [range(max((step for step in steps if step < reset), default=0), reset) for reset in resets]
 
 
-def index_of_stop(run_id: str, answered: Collection[str]) -> int:
-    """The index at which the stream of a client ended that gave these answers to waitpoints and calls: that of the last
-    question, or the one before the first outcome that it gave to calls of the last turn, if no question before it is of
-    that turn: another client may have answered such a question. 0 if the events are pruned.
+def index_of_stop(run_id: str, answered: Collection[str], shown: Collection[str]) -> int:
+    """The index at which the stream of a client ended that ``shown`` the calls of these ids and gave these answers to
+    waitpoints and calls: that of the last question that it shows, or the one before the first outcome that it gave to
+    calls of the last turn, or before what was asked in that turn: another client may have answered such a question.
+    0 if the events are pruned.
     """
     turn, before = None, 0
     events = RunEvent.objects.filter(run=run_id, type__in=OF_QUESTIONS)
     for index, text in events.order_by("-index").values_list("index", "data").iterator(chunk_size=100):
         data = json.loads(text)
-        if "id" in data and (turn is not None or data["id"] in answered):
-            asked = Waitpoint.objects.filter(pk=data["id"]).values_list("invocation__turn_index", flat=True).first()
-            return index if turn in (None, asked) else before
         if data.get("toolInvocationId") in answered and turn in (None, data["turnIndex"]):
             turn, before = data["turnIndex"], index - 1
+        elif "id" not in data or (turn is None and data["id"] not in answered):
+            continue
+        elif turn is None:
+            return index
+        elif (call := call_about(data["id"])) is None or call.turn != turn:
+            return before
+        elif (data["id"] if "schema" in data["requestPayload"] else call.id) in shown:
+            return index
+        else:
+            before = index - 1
     return before
 
 

@@ -103,7 +103,7 @@ class Rendering(ABC):
     def facts_of(self, event: Event) -> Facts:
         """The facts of an event that ``wants`` them. Blocks. Raises Broken if the run was deleted."""
         if event.type == StreamType.WAITPOINT_OPENED:
-            return Facts(call=_call_about(json.loads(event.data)["id"]))
+            return Facts(call=call_about(json.loads(event.data)["id"]))
         run = Run.objects.filter(pk=self.run_id)
         if not event.final:
             return Facts(run.values_list("assistant_message_id", flat=True).first())
@@ -305,7 +305,7 @@ class Rendering(ABC):
         """The run has ended; ``status`` is the data of its last ``run.status``."""
 
 
-def _call_about(waitpoint_id: str) -> Call | None:
+def call_about(waitpoint_id: str) -> Call | None:
     """The call that the waitpoint is about; None if it is about a turn, or deleted."""
     waitpoint = Waitpoint.objects.filter(pk=waitpoint_id).select_related("invocation").first()
     if waitpoint is None:

@@ -77,7 +77,7 @@ def test_the_output_of_the_client_beside_an_approval(chat):
     assert kinds(message) == ["step-start", "locate", "draw_chart"]
     located = message["parts"][1] | {"state": "output-available", "output": "here"}
     for _ in range(2):
-        _, output, *rest = chat.send(message | {"parts": [located]})
+        _, output, *rest = chat.send(message | {"parts": [located, message["parts"][-1]]})
         assert output[1]["providerExecuted"]
         assert types(rest) == ["tool-approval-request", "finish", "[DONE]"]
         assert [part["output"] for part in chat.messages()[-1]["parts"] if "output" in part] == ["here"]
@@ -164,15 +164,51 @@ def test_a_client_can_send_an_approval_beside_its_own_call_and_an_open_one_of_th
 
 def test_a_client_gets_the_outcome_of_what_another_client_approved(chat):
     message = waiting(chat, BOTH, run=LOCATE)
-    answer = {"kind": "CREDIT_APPROVAL", "approved": True}
-    question = chat.runs()[-1]["pendingWaitpoint"]["id"]
-    assert chat.client.post(f"/api/v1/waitpoints/{question}/respond", answer, format="json").status_code == 200
+    respond(chat)
     run = chat.runs()[-1]["id"]
     until(lambda: chat.bench.get(run)["toolInvocations"][1]["status"] == "COMPLETED")
     located = message["parts"][1] | {"state": "output-available", "output": "here"}
     frames = chat.send(message | {"parts": [located]})
     ended = [part["toolCallId"] for _, part in frames if part_type(part) == "tool-output-available"]
     assert ended == [call["id"] for call in chat.bench.get(run)["toolInvocations"]][::-1]
+
+
+def respond(chat: UseChat) -> None:
+    """Another client approves what is asked."""
+    question = chat.runs()[-1]["pendingWaitpoint"]["id"]
+    answer = {"kind": "CREDIT_APPROVAL", "approved": True}
+    assert chat.client.post(f"/api/v1/waitpoints/{question}/respond", answer, format="json").status_code == 200
+
+
+def outputs(frames: list[Frame]) -> list[str]:
+    return [part["toolCallId"] for _, part in frames if part_type(part) == "tool-output-available"]
+
+
+def test_a_client_gets_what_is_asked_after_what_another_client_approved(chat):
+    """It shows the first approval alone, so that the second one is of a call that it does not know."""
+    message = waiting(chat, f"/call locate {{}}\n{JOB}", run=LOCATE | {"creditApprovalThreshold": 1})
+    assert kinds(message) == ["step-start", "locate", "long_job"]
+    respond(chat)
+    asked = until(lambda: (found := chat.messages()[-1]["parts"])[-1]["toolName"] == "draw_chart" and found[-1])
+    *_, located, job = message["parts"]
+    frames = chat.send(message | {"parts": [located | {"state": "output-available", "output": "here"}, job]})
+    shown = [part["toolCallId"] for _, part in frames if part_type(part) == "tool-input-available"]
+    assert shown == [asked["toolCallId"]]
+    assert set(outputs(frames)) == {located["toolCallId"], job["toolCallId"]}
+    assert types(frames)[-3:] == ["tool-approval-request", "finish", "[DONE]"]
+
+
+def test_a_client_gets_the_outcome_of_a_call_that_has_waited_for_credits(chat):
+    options = {"maxCredits": 5, "onCreditsExhausted": "wait", "creditApprovalThreshold": 100}
+    message = waiting(chat, BOTH, run=LOCATE | options)
+    assert message["parts"][-1]["state"] == "approval-requested"
+    question = chat.runs()[-1]["pendingWaitpoint"]["id"]
+    answer = {"kind": "CREDIT_APPROVAL", "approved": True, "maxCredits": 50}
+    assert chat.client.post(f"/api/v1/waitpoints/{question}/respond", answer, format="json").status_code == 200
+    until(lambda: statuses(chat)[1] == "COMPLETED")
+    *_, located, drawn = message["parts"]
+    frames = chat.send(message | {"parts": [located | {"state": "output-available", "output": "here"}, drawn]})
+    assert outputs(frames) == [drawn["toolCallId"], located["toolCallId"]]
 
 
 def test_a_stream_that_is_behind_does_not_stop_for_the_client(chat, monkeypatch):

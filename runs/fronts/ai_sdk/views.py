@@ -114,7 +114,8 @@ class AiSdkViewSet(FrontViewSet):
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
-        return self.shown(run, (reads.index_of_stop(run.pk, answers), 0), continues=True)
+        calls = {name for part in sent.parts if isinstance(name := part.get("toolCallId"), str)}
+        return self.shown(run, (reads.index_of_stop(run.pk, answers, calls), 0), continues=True)
 
     def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
         """Give the answer that the part has. Returns the waitpoint or call that it answers now, or has answered; None
