@@ -62,7 +62,7 @@ class FrontViewSet(ServiceViewSet):
             found, _ = make_chat(self.request.user, client_id=key)
         return found
 
-    def run_to_stop(self, chat: Chat) -> Run | None:
+    def active_run(self, chat: Chat) -> Run | None:
         """The chat's active run, or the newest in line that took its place: the active one then ends by itself."""
         run, key = None, chat.active_run_id
         while key:

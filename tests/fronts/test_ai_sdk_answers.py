@@ -16,6 +16,7 @@ from runs.streams.reads import Event, existing
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import Frame, UseChat, said
+from tests.fronts.test_ag_ui import AgUi
 from tests.fronts.test_ai_sdk import CHART, LOCATE, approved, types
 from tests.threads import side_by_side
 from tests.tools.task_server import asks, form, task_server
@@ -288,6 +289,18 @@ def test_stop_ends_the_answer_that_takes_the_place_of_one_that_ends(chat, monkey
     assert chat.client.post(f"{chat.api}/{chat.key}/stop").json() == {"success": True}
     states = list(Run.objects.order_by("pk").values_list("status", flat=True))
     assert states == ["running", "cancelled", "cancelled"]
+
+
+def test_a_page_that_is_loaded_gets_the_answer_that_takes_the_place_of_one_that_ends(chat, monkeypatch):
+    monkeypatch.setattr(Heartbeat, "_look_for_cancels", lambda self: None)
+    chat.send(said("/stream 1000 20"))
+    until(lambda: chat.runs()[-1]["status"] == "running")
+    chat.send(said("/say Hello"), run={"onActiveRun": "cancel"})
+    (run,) = chat.runs()
+    assert chat.resume() == []  # it has not begun
+    started, snapshot = AgUi(chat.bench, chat.key).connect()
+    assert started["metadata"]["runId"] == run["id"]
+    assert [message["content"] for message in snapshot["messages"]] == ["/say Hello"]
 
 
 def test_regenerate_while_the_user_is_asked_begins_again(chat):

@@ -103,7 +103,7 @@ class AgUiViewSet(FrontViewSet):
             elif then:
                 ClientRun.objects.filter(pk=row.pk).update(**kept)
             row = ClientRun(run=run, index=index)
-        if row is None and sent.trailing and (newest := _newest(chat)) is not None:
+        if row is None and sent.trailing and (newest := self.newest(chat)) is not None:
             row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
@@ -179,6 +179,11 @@ class AgUiViewSet(FrontViewSet):
         except (ValidationError, ValidationFailed) as error:
             raise requests.renamed(error, f"{field}.payload") from None
 
+    def newest(self, chat: Chat) -> Run | None:
+        """The run of the chat that is active, or was last."""
+        runs = Run.objects.filter(chat=chat, replaced_by=None).order_by("-created_at", "-pk")
+        return self.active_run(chat) or runs.first()
+
     # --- CopilotKit ---------------------------------------------------------------------------------------------------
 
     @extend_schema(request=None, responses={200: None})
@@ -197,7 +202,7 @@ class AgUiViewSet(FrontViewSet):
     def connect(self, request: Request, agent: str) -> HttpResponseBase:
         sent = requests.read(self.body())
         chat = find_chat(request.user, sent.thread)
-        run = _newest(chat) if chat else None
+        run = self.newest(chat) if chat else None
         if run is None:
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         rendering, last = AgUi(run, sent.thread, sent.name), run.last_stream_index
@@ -227,16 +232,10 @@ class AgUiViewSet(FrontViewSet):
         require_text(body)
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
-        active = self.run_to_stop(chat) if chat else None
+        active = self.active_run(chat) if chat else None
         if name is not None and chat is not None and active is not None:
             row = starts.find(chat, starts.key_of("ag-ui", str(name)))
             active = active if row is not None and row.run_id == active.pk else None
         if active is not None:
             services.cancel_run(active)
         return Response({"stopped": active is not None})
-
-
-def _newest(chat: Chat) -> Run | None:
-    """The run of the chat that is active, or was last."""
-    runs = Run.objects.filter(chat=chat, replaced_by=None).order_by("-created_at", "-pk")
-    return runs.filter(pk=chat.active_run_id).first() if chat.active_run_id else runs.first()

@@ -146,7 +146,7 @@ class AiSdkViewSet(FrontViewSet):
     def stream(self, request: Request, chatKey: str) -> HttpResponseBase:
         after = position_of(request)
         chat = find_chat(request.user, chatKey)
-        run = Run.objects.filter(pk=chat.active_run_id).first() if chat and chat.active_run_id else None
+        run = self.active_run(chat) if chat else None
         if run is None:
             return Response(status=204)
         return self.open_stream(lambda: self.shown(run, after))
@@ -170,6 +170,6 @@ class AiSdkViewSet(FrontViewSet):
     @extend_schema(parameters=[CHAT_KEY], request=None, responses={200: None})
     def stop(self, request: Request, chatKey: str) -> Response:
         NoInput.validated(self.body())
-        if (active := self.run_to_stop(self.chat(chatKey))) is not None:
+        if (active := self.active_run(self.chat(chatKey))) is not None:
             services.cancel_run(active)
         return Response({"success": True})
