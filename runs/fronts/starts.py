@@ -1,6 +1,7 @@
 """Starts runs for clients that name their requests, so that the same request again starts nothing."""
 
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
@@ -8,6 +9,7 @@ from rest_framework.exceptions import ValidationError
 
 from chats.models import Chat, Message
 from chats.services import locking
+from config.api.errors import flatten
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
@@ -36,13 +38,19 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
         with one_check_of(user.pk, given | said):
             options = RunInput.validated(given | said)
     except ValidationError as error:
-        details: Any = error.detail
-        raise ValidationError(
-            {name if name in said else f"run.{name}": problems for name, problems in details.items()}
-        ) from None
+        raise renamed(error, "run", given.keys() - said.keys()) from None
     if "onActiveRun" not in given:
         del options["on_active_run"]  # its default is another one here
     return options
+
+
+def renamed(
+    error: ValidationError | ValidationFailed, prefix: str, names: Collection[str] | None = None
+) -> ValidationFailed:
+    """The error about fields that are under ``prefix`` in the client's body: all, or those of these ``names``."""
+    fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
+    there = {name: names is None or name.partition(".")[0] in names for name in fields}
+    return ValidationFailed({f"{prefix}.{name}" if there[name] else name: texts for name, texts in fields.items()})
 
 
 def text_of(parts: list[Any]) -> str:

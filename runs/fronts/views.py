@@ -1,7 +1,7 @@
 """What the routes of all protocols have in common: bodies, scopes, and streams with their places."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -101,13 +101,19 @@ class FrontViewSet(ServiceViewSet):
             raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
         return parse_object(request.read(), values=UI_VALUES_MAX, any_text=True)
 
-    def start(self, chat: Chat, key: str, options: dict[str, Any], **how: Any) -> ClientRun:
-        """``starts.start_once`` within the limits of this caller."""
+    def start(
+        self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str] = (), **how: Any
+    ) -> ClientRun:
+        """``starts.start_once`` within the limits of this caller, who gave the options of these names as such."""
         request: Any = self.request
-        if self.surface == "public":
-            services.require_allowed_to_keys(options)
-        ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
-        return starts.start_once(request.user, chat, key, options | {"request_id": logs.request_id.get() or ""}, **how)
+        try:
+            if self.surface == "public":
+                services.require_allowed_to_keys(options)
+            ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
+            options = options | {"request_id": logs.request_id.get() or ""}
+            return starts.start_once(request.user, chat, key, options, **how)
+        except ValidationFailed as error:
+            raise starts.renamed(error, "run", given) from None
 
     def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
         """Returns the waitpoint's id."""

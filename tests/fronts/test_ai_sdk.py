@@ -287,6 +287,15 @@ def test_a_bad_body_makes_nothing(session, body, field):
     assert not Chat.objects.exists()
 
 
+@pytest.mark.parametrize("trigger", ["submit-message", "regenerate-message"])
+def test_an_option_that_is_not_offered_is_named_as_the_client_gave_it(chat, trigger):
+    chat.run(said("/say Hello"))
+    text = "/say Hello" if trigger == "regenerate-message" else "/say Goodbye"
+    answer = chat.post(said(text), trigger=trigger, run={"agent": "nobody", "tools": ["none"]})
+    assert answer.status_code == 400
+    assert list(answer.json()["error"]["details"]["fields"]) == ["run.agent", "run.tools.0"]
+
+
 def file_part(url: str, **more: Any) -> dict[str, Any]:
     return {"type": "file", "mediaType": "text/plain", "filename": "notes.txt", "url": url, **more}
 

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rest_framework.exceptions import ValidationError
-
 from chats.services import CLIENT_ID
-from config.api.errors import flatten
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import require_text
 from runs.fronts.starts import ERROR_MAX_CHARS, text_of
@@ -128,9 +125,3 @@ def answer_of(entry: Object, kind: str) -> Object | None:
     if not isinstance(payload, dict):
         payload = {"approved" if approves else "answer": payload}
     return payload
-
-
-def renamed(error: ValidationError | ValidationFailed, prefix: str) -> ValidationFailed:
-    """The error about an answer, whose fields are under ``prefix`` in the client's body."""
-    fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
-    return ValidationFailed({f"{prefix}.{name}": texts for name, texts in fields.items()})

@@ -123,8 +123,10 @@ class AgUiViewSet(FrontViewSet):
         self.require_scope("runs:write")
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
-        options = starts.options_of(self.request.user, sent.run, message=sent.text, **sent.said(agent))
-        return self.start(chat, key, defaults | options, repeated_id=sent.message_id)
+        said = sent.said(agent) | {"message": sent.text}
+        options = starts.options_of(self.request.user, sent.run, **said)
+        given = sent.run.keys() - said.keys()
+        return self.start(chat, key, defaults | options, given=given, repeated_id=sent.message_id)
 
     def beside(self, chat: Chat, sent: Sent, agent: str | None, answered: Run, run: Run | None) -> Run | None:
         """The run of the message that the client sends beside answers, if it is not the one that they are for, and
@@ -177,7 +179,7 @@ class AgUiViewSet(FrontViewSet):
         try:
             self.respond(waitpoint, answer)
         except (ValidationError, ValidationFailed) as error:
-            raise requests.renamed(error, f"{field}.payload") from None
+            raise starts.renamed(error, f"{field}.payload") from None
 
     def newest(self, chat: Chat) -> Run | None:
         """The run of the chat that is active, or was last."""

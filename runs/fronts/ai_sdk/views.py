@@ -79,7 +79,8 @@ class AiSdkViewSet(FrontViewSet):
             if not all(isinstance(file, str) for file in files):
                 self.require_scope("attachments:write")
             options["attachment_ids"] = requests.attach(self.request.user, files)
-        return self.start(chat, starts.key_of(sent.message_id), options, message_id=sent.message_id).run
+        key = starts.key_of(sent.message_id)
+        return self.start(chat, key, options, given=sent.run, message_id=sent.message_id).run
 
     def regenerated(self, sent: requests.Sent) -> Run:
         """The run that replaces the one that answered. A message that none has answered starts the first one.
@@ -101,7 +102,8 @@ class AiSdkViewSet(FrontViewSet):
             before = row.run if row else before
             if "on_active_run" not in options and starts.is_written_again(chat, before):
                 return before
-        return self.start(chat, starts.key_of("regenerate", before.pk), options | {"replaces": before.pk}).run
+        key = starts.key_of("regenerate", before.pk)
+        return self.start(chat, key, options | {"replaces": before.pk}, given=sent.run).run
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
