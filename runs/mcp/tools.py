@@ -1,12 +1,12 @@
-"""The tools of the MCP endpoint: each does the same as an endpoint of the public surface, and needs the same scope.
+"""The tools of the MCP endpoint: each is an action of the public surface, by its viewset, and needs the same scope.
 
-What a tool takes is declared by its serializer alone. This module does not use JSON-RPC. A refusal is a DomainError.
+This module does not use JSON-RPC. A refusal is a DomainError, or DRF's ValidationError.
 """
 
 import hashlib
-import inspect
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from django.core.validators import RegexValidator
@@ -14,8 +14,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.schemas.openapi import AutoSchema
 
-from chats.serializers import ChatInput, ChatSerializer
-from chats.services import chats_of, make_chat
+from chats.serializers import ChatInput
+from chats.views import ChatViewSet
 from config.api import idempotency, pagination, ratelimit
 from config.api.serializers import (
     CamelSerializer,
@@ -25,30 +25,18 @@ from config.api.serializers import (
     StrictIntegerField,
     StrictNumberField,
 )
-from config.api.viewsets import find
+from config.api.viewsets import ServiceViewSet
 from config.kernel import money
-from config.kernel.errors import Forbidden
+from config.kernel.errors import Forbidden, ValidationFailed
 from config.kernel.jsontext import dumps
-from config.telemetry.logs import request_id
-from credits import ledger
-from credits.serializers import AccountSerializer
-from runs import services
-from runs.calls import (
-    ANSWERS,
-    AnswerKind,
-    CallResultInput,
-    ToolInvocationSerializer,
-    WaitpointSerializer,
-    invocation_without_text,
-)
+from credits.views import AccountViewSet
+from runs.calls import ANSWERS, AnswerKind, CallResultInput
 from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Awaiting, Run, RunStatus
-from runs.serializers import RUN_STATE, RunInput, RunSerializer
+from runs.serializers import RUN_STATE, RunInput
 from runs.streams.views import opening_of
-from runs.tools.schema import one_check_of
+from runs.views import ChatRunViewSet, RunViewSet, ToolInvocationViewSet, WaitpointViewSet
 
-# Arguments that change the call and not what it creates: a repeated call may wait for a different time.
-OF_THE_CALL = ("idempotency_key", "wait_seconds")
 # What a key without the scope runs:read sees of a waitpoint.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
@@ -69,41 +57,8 @@ class KeyInput(CamelSerializer):
     )
 
 
-class NewChatInput(KeyInput, ChatInput):
-    pass
-
-
-class StartInput(KeyInput, RunInput):
-    chat_id = StrictCharField()
+class StartInput(KeyInput):
     wait_seconds = StrictNumberField(required=False, default=0, min_value=0, max_value=WAIT_MAX_SECONDS)
-
-
-class RunChoice(CamelSerializer):
-    run_id = StrictCharField()
-
-
-class WaitpointChoice(CamelSerializer):
-    ignores_unknown = True
-    waitpoint_id = StrictCharField()
-
-
-class RespondInput(WaitpointChoice, AnswerKind):
-    """With the fields of the answer, which are checked once the waitpoint is found."""
-
-    def to_internal_value(self, data: Any) -> Any:
-        answer = {name: value for name, value in data.items() if name != "waitpointId"}
-        return WaitpointChoice.validated(data) | {"answer": answer}
-
-
-class SubmitInput(CamelSerializer):
-    """With the fields of the outcome, which are checked once the call is found."""
-
-    ignores_unknown = True
-    tool_invocation_id = StrictCharField()
-
-    def to_internal_value(self, data: Any) -> Any:
-        outcome = {name: value for name, value in data.items() if name != "toolInvocationId"}
-        return super().to_internal_value(data) | {"answer": outcome}
 
 
 class InputSchema(AutoSchema):
@@ -124,61 +79,104 @@ class InputSchema(AutoSchema):
 
 @dataclass(frozen=True)
 class McpTool:
-    """``call`` takes the request, whose ``auth`` is an API key, and the validated arguments; it returns the result, or
-    Started.
-
-    ``variants``: further serializers whose fields the tool takes, depending on the arguments.
+    """The ``action`` of a viewset, about the object that the argument ``path`` names. The arguments of ``own`` are its
+    query, or of the call; the others are its body, which one of the ``body`` serializers reads. ``shows``: of an action
+    that creates something, the viewset that shows it. ``state``: what a key without the scope runs:read sees of the
+    answer; None: all of it.
     """
 
-    title: str
-    scope: str
-    call: Callable[[Request, dict[str, Any]], Any]
-    input: type[CamelSerializer]
-    variants: tuple[type[CamelSerializer], ...]
+    view: type[ServiceViewSet]
+    action: str
+    description: str
+    path: str = ""
+    own: type[CamelSerializer] = NoInput
+    body: tuple[type[CamelSerializer], ...] = ()
+    shows: type[ServiceViewSet] | None = None
+    state: Collection[str] | None = None
+
+    @property
+    def scope(self) -> str:
+        return self.view.required_scopes[self.action]
 
     @property
     def starts_run(self) -> bool:
-        return issubclass(self.input, StartInput)
+        return self.action in self.view.throttle_run_starts
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self, name: str) -> dict[str, Any]:
         """The tool's entry in the answer to ``tools/list``."""
-        schema = InputSchema().map_serializer(self.input())
-        for variant in self.variants:
-            schema["properties"] = InputSchema().map_serializer(variant())["properties"] | schema["properties"]
+        schemas = [InputSchema().map_serializer(part()) for part in (self.own, *self.body)]
+        path: dict[str, Any] = {self.path: {"type": "string"}} if self.path else {}
+        properties = path | {key: field for schema in reversed(schemas) for key, field in schema["properties"].items()}
+        # Of several bodies, the first one has what all of them need.
+        required = [*path, *(key for schema in schemas[:2] for key in schema.get("required", ()))]
         return {
-            "name": self.call.__name__,
-            "title": self.title,
-            "description": " ".join((inspect.getdoc(self.call) or "").split()),
-            "inputSchema": schema,
+            "name": name,
+            "title": name.replace("_", " ").capitalize(),
+            "description": self.description,
+            "inputSchema": {"type": "object", "properties": properties, "required": required},
             "annotations": {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run},
         }
 
 
-TOOLS: dict[str, McpTool] = {}
-
-
-def tool(
-    title: str, scope: str, input: type[CamelSerializer] = NoInput, variants: tuple[type[CamelSerializer], ...] = ()
-) -> Any:
-    """Declares a tool: its name is the function's, and its description the docstring."""
-
-    def declare(call: Callable[[Request, dict[str, Any]], Any]) -> Any:
-        TOOLS[call.__name__] = McpTool(title, scope, call, input, variants)
-        return call
-
-    return declare
-
-
-def call_tool(tool: McpTool, request: Request, arguments: dict[str, Any]) -> Any:
-    """Raises DomainError or DRF's ValidationError."""
-    user: Any = request.user
+def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
+    """The result, or Started. ``request.auth`` is an API key. Raises DomainError or DRF's ValidationError."""
+    tool = TOOLS[name]
     if not has_scope(request, tool.scope):
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
     if tool.starts_run:
-        ratelimit.charge_caller(request._request, ratelimit.run_starts_of("public", user))
-    with one_check_of(user.pk, arguments):
-        given = tool.input.validated(arguments)
-    return tool.call(request, given)
+        ratelimit.charge_caller(request._request, ratelimit.run_starts_of("public", request.user))
+    path = {tool.path: arguments.get(tool.path)} if tool.path else {}
+    if not isinstance(path.get(tool.path, ""), str):
+        raise ValidationFailed({tool.path: ["A text is required."]})
+    fields = tool.own().fields
+    own = {key: value for key, value in arguments.items() if key in fields}
+    body = {key: value for key, value in arguments.items() if key not in (*fields, tool.path)}
+    given = tool.own.validated(own if tool.body else own | body)
+    if tool.shows is None or "idempotency_key" not in given:
+        found = act(request, tool.view, tool.action, path, own, body)
+    else:
+        made = idempotency.made_once(
+            request.user,
+            "mcp",
+            given["idempotency_key"],
+            hashlib.sha256(dumps([name, path, sorted(body.items())])).hexdigest(),
+            lambda: str(act(request, tool.view, tool.action, path, own, body)["id"]),
+        )
+        found = act(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made})
+        if "title" in found and not has_scope(request, "chats:read"):
+            # The chat can have been named after its first message since it was made.
+            found["title"] = body.get("title")
+    # A repeated call finds the run as it is, and does not wait for what has happened before.
+    needs_caller = found.get("status") == RunStatus.WAITING or found.get("awaiting") == Awaiting.CLIENT
+    if given.get("wait_seconds") and found["status"] not in FINAL_RUN_STATUSES and not needs_caller:
+        run = Run(pk=found["id"], status=found["status"], last_stream_index=found["lastStreamIndex"])
+        return Started(opening_of(request, run, run.last_stream_index), given["wait_seconds"])
+    return found if tool.state is None else readable(request, found, tool.state)
+
+
+def act(
+    request: Request,
+    view: type[ServiceViewSet],
+    action: str,
+    path: dict[str, Any],
+    query: dict[str, Any] | None = None,
+    body: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the action answers the caller on the public surface."""
+    texts = {name: str(value) for name, value in (query or {}).items()}
+    sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body or {})
+    handler: Any = view(surface="public", action=action, kwargs=path, request=sent, format_kwarg=None)
+    return dict(getattr(handler, action)(sent, **path).data)
+
+
+def run_shown(request: Request, run_id: str) -> dict[str, Any]:
+    return readable(request, act(request, RunViewSet, "retrieve", {"runId": run_id}), RUN_STATE)
+
+
+def readable(request: Request, found: dict[str, Any], state: Collection[str]) -> dict[str, Any]:
+    if has_scope(request, "runs:read"):
+        return found
+    return {name: value for name, value in found.items() if name in state}
 
 
 def has_scope(request: Request, scope: str) -> bool:
@@ -186,101 +184,59 @@ def has_scope(request: Request, scope: str) -> bool:
     return scope in key.scopes
 
 
-def made_once(request: Request, tool: str, given: dict[str, Any], make: Callable[[], str]) -> str:
-    """The id of what ``make`` creates, or of what the same call created before with its ``idempotencyKey``."""
-    key = given.get("idempotency_key")
-    if key is None:
-        return make()
-    same = {name: value for name, value in sorted(given.items()) if name not in OF_THE_CALL}
-    return idempotency.made_once(request.user, "mcp", key, hashlib.sha256(dumps([tool, same])).hexdigest(), make)
-
-
-def only(names: set[str], shape: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in shape.items() if name in names}
-
-
-def shown(request: Request, run: Run) -> dict[str, Any]:
-    """The run; its state alone for a key that may not read runs."""
-    shape = dict(RunSerializer(run).data)
-    return shape if has_scope(request, "runs:read") else only(RUN_STATE, shape)
-
-
-def run_of(request: Request, run_id: str) -> Run:
-    return find(services.runs_of(request.user), run_id)
-
-
-@tool("List chats", "chats:read", PageInput)
-def list_chats(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """The user's chats, newest first, as a page of items and a nextCursor."""
-    query = {name: str(value) for name, value in given.items()}
-    return pagination.page(chats_of(request.user), query, ChatSerializer().to_representation)
-
-
-@tool("Create a chat", "chats:write", NewChatInput)
-def create_chat(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the result."""
-    asked = {name: value for name, value in given.items() if name not in OF_THE_CALL}
-    key = made_once(request, "create_chat", given, lambda: make_chat(request.user, **asked)[0].pk)
-    chat = ChatSerializer(find(chats_of(request.user), key)).data
-    # The chat of an earlier call can have been named after its first message since then.
-    return chat if has_scope(request, "chats:read") else chat | {"title": given.get("title")}
-
-
-@tool("Start a run", "runs:write", StartInput)
-def start_run(request: Request, given: dict[str, Any]) -> Any:
-    """Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the run
-    has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app (awaiting client, see
-    submit_tool_result). The agent's text is in answer. Look at an
-    unfinished run again with get_run.
-    """
-    body = {name: value for name, value in given.items() if name not in ("chat_id", *OF_THE_CALL)}
-    services.require_allowed_to_keys(body)
-
-    def make() -> str:
-        return services.start_run(request.user, given["chat_id"], request_id=request_id.get() or "", **body).pk
-
-    run = run_of(request, made_once(request, "start_run", given, make))
-    # A repeated call finds the run as it is, and does not wait for what has happened before.
-    needs_caller = run.status == RunStatus.WAITING or run.awaiting == Awaiting.CLIENT
-    if not given["wait_seconds"] or run.status in FINAL_RUN_STATUSES or needs_caller:
-        return shown(request, run)
-    return Started(opening_of(request, run, run.last_stream_index), given["wait_seconds"])
-
-
-@tool("Get a run", "runs:read", RunChoice)
-def get_run(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far."""
-    return shown(request, run_of(request, given["run_id"]))
-
-
-@tool("Cancel a run", "runs:write", RunChoice)
-def cancel_run(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """Ends a run. A finished one stays unchanged."""
-    return shown(request, services.cancel_run(run_of(request, given["run_id"])))
-
-
-@tool("Answer what a run waits for", "waitpoints:respond", RespondInput, tuple(ANSWERS.values()))
-def respond_to_waitpoint(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, answer;
-    with a schema in its requestPayload: data that fits it, or declined). The first answer counts.
-    """
-    waitpoint = find(services.waitpoints_of(request.user), given["waitpoint_id"])
-    resolved = dict(WaitpointSerializer(services.respond(waitpoint, given["answer"])).data)
-    return resolved if has_scope(request, "runs:read") else only(WAITPOINT_STATE, resolved)
-
-
-@tool("Submit the result of a client tool", "runs:write", SubmitInput, (CallResultInput,))
-def submit_tool_result(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """Gives the outcome of a tool call that awaits the caller's app (awaiting client): its result, or why it failed
-    (error). The first counts.
-    """
-    call = find(services.invocations_of(request.user), given["tool_invocation_id"])
-    ended = dict(ToolInvocationSerializer(services.submit_result(call, given["answer"])).data)
-    return ended if has_scope(request, "runs:read") else invocation_without_text(ended)
-
-
-@tool("Get credits", "credits:read")
-def get_credits(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """The user's balance, the credits held for tool calls in progress, and the available credits."""
-    user: Any = request.user
-    return dict(AccountSerializer(ledger.account_for(user.pk)).data)
+TOOLS = {
+    "list_chats": McpTool(
+        ChatViewSet, "list", "The user's chats, newest first, as a page of items and a nextCursor.", own=PageInput
+    ),
+    "create_chat": McpTool(
+        ChatViewSet,
+        "create",
+        "Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the result.",
+        own=KeyInput,
+        body=(ChatInput,),
+        shows=ChatViewSet,
+    ),
+    "start_run": McpTool(
+        ChatRunViewSet,
+        "create",
+        "Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the "
+        "run has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app (awaiting "
+        "client, see submit_tool_result). The agent's text is in answer. Look at an unfinished run again with get_run.",
+        "chatId",
+        StartInput,
+        (RunInput,),
+        RunViewSet,
+        RUN_STATE,
+    ),
+    "get_run": McpTool(
+        RunViewSet,
+        "retrieve",
+        "A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far.",
+        "runId",
+    ),
+    "cancel_run": McpTool(
+        RunViewSet, "cancel", "Ends a run. A finished one stays unchanged.", "runId", state=RUN_STATE
+    ),
+    "respond_to_waitpoint": McpTool(
+        WaitpointViewSet,
+        "respond",
+        "Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, "
+        "answer; with a schema in its requestPayload: data that fits it, or declined). The first answer counts.",
+        "waitpointId",
+        body=(AnswerKind, *ANSWERS.values()),
+        state=WAITPOINT_STATE,
+    ),
+    "submit_tool_result": McpTool(
+        ToolInvocationViewSet,
+        "submit",
+        "Gives the outcome of a tool call that awaits the caller's app (awaiting client): its result, or why it failed "
+        "(error). The first counts.",
+        "toolInvocationId",
+        body=(CallResultInput,),
+    ),
+    "get_credits": McpTool(
+        AccountViewSet,
+        "retrieve",
+        "The user's balance, the credits held for tool calls in progress, and the available credits.",
+    ),
+}

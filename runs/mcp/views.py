@@ -36,7 +36,7 @@ from runs.mcp.protocol import (
     read_message,
     result_of,
 )
-from runs.mcp.tools import TOOLS, call_tool, run_of, shown
+from runs.mcp.tools import TOOLS, call_tool, run_shown
 from runs.mcp.wait import Started, WaitingResponse, places
 
 # MCP calls of one user that may wait for a run at the same time, in all processes together; one more is 429.
@@ -91,8 +91,7 @@ class McpViewSet(ServiceViewSet):
 
     def call(self, message: Message, request: Request) -> HttpResponseBase:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
-        tool = TOOLS.get(name) if isinstance(name, str) else None
-        if tool is None:
+        if not isinstance(name, str) or name not in TOOLS:
             raise RpcError(INVALID_PARAMS, "There is no tool of this name.")
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments must be an object.")
@@ -100,10 +99,10 @@ class McpViewSet(ServiceViewSet):
         with ExitStack() as frees:
             place = ""
             # Before the run starts: a client that is refused repeats the call.
-            if tool.starts_run and is_positive(arguments.get("waitSeconds")):
+            if TOOLS[name].starts_run and is_positive(arguments.get("waitSeconds")):
                 place = places.take(user_id, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
-            result = outcome(lambda: call_tool(tool, request, arguments))
+            result = outcome(lambda: call_tool(name, request, arguments))
             if not isinstance(result, Started):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
@@ -136,7 +135,7 @@ def discover(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_tools(params: dict[str, Any]) -> dict[str, Any]:
-    return {"tools": [tool.listing() for tool in TOOLS.values()]}
+    return {"tools": [tool.listing(name) for name, tool in TOOLS.items()]}
 
 
 # By whether the revision is MODERN.
@@ -170,7 +169,7 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
     """The message that answers a call which has waited. Its status is sent already, so a fault is an error of RPC."""
     run_id = started.opening.run_id
     try:
-        return result_of(message, outcome(lambda: shown(request, run_of(request, run_id))))
+        return result_of(message, outcome(lambda: run_shown(request, run_id)))
     except Exception:
         logger.exception("the run %s could not be read after waiting", run_id)
         fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")

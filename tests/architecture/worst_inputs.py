@@ -27,7 +27,7 @@ from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
-from runs.mcp.tools import NewChatInput
+from runs.mcp.tools import KeyInput
 from runs.serializers import METADATA_KEY
 from runs.tools import base, callbacks, files
 from runs.tools import http as http_tool
@@ -105,7 +105,7 @@ UNCLOSED = ('"\\', '"', "\\", '"a', "[]", '"":')
 PATTERNS: dict[str, list[Work] | str] = {
     "apikeys/keys.py: _SHAPE": around(keys.is_well_formed, HEADER, "a", before=keys.MARK),
     "runs/mcp/tools.py: idempotency_key": around(
-        lambda text: NewChatInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
+        lambda text: KeyInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
     ),
     "chats/serializers.py: sha256": around(
         lambda text: AttachmentInput.validated({"fileName": "a", "contentType": "a/b", "sizeBytes": 1, "sha256": text}),
