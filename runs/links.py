@@ -35,7 +35,7 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     request.path = request.path_info = callbacks.PATH
     if request.method != "POST":
         raise MethodNotAllowed(headers={"Allow": "POST"})
-    call_id = callbacks.call_of(token)
+    call_id, signed = callbacks.call_of(token)
     call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
     if call is None:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
@@ -46,7 +46,7 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     if size > settings.TOOL_ANSWER_MAX_BYTES:
         raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     body = request.read(size)
-    secret, now = _secret_of(call), clock.now().timestamp()
+    secret, now = _secret_of(call, signed), clock.now().timestamp()
     if secret and not callbacks.is_signed(request.headers, body, secret, now):
         raise Unauthorized("The callback has no valid signature, or one that is too old.")
     said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
@@ -55,12 +55,16 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     return HttpResponse(dumps(became), content_type="application/json")
 
 
-def _secret_of(call: ToolInvocation) -> str:
-    """What the callbacks of the call's tool are signed with; empty if they need no signature."""
+def _secret_of(call: ToolInvocation, signed: bool) -> str:
+    """What the callbacks of the call's tool are signed with; empty if they need no signature. ``signed``: as the tool
+    was when the call was made. Raises Unauthorized if it is gone, with its secret.
+    """
     try:
         tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
     except DecryptionFailed:
         raise Unavailable from None
+    if tool is None and signed:
+        raise Unauthorized("The tool that is to sign the callback is gone.")
     return "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
 
 

@@ -282,6 +282,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
     await session.confirm_lease()  # the lease may have ended during the wait for the place
     session.uncertain.add(call.id)
+    signs = bool(tool.signing_secret) and not tool.unsigned_callbacks
     context = ToolContext(
         invocation_id=call.id,
         run_id=session.run.id,
@@ -291,7 +292,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
-        callback_url=callbacks.url_of(call.id) if call.park_seconds else "",
+        callback_url=callbacks.url_of(call.id, signed=signs) if call.park_seconds else "",
         park_until=lifecycle.latest_end(call) if call.park_seconds else None,
         remote_task=call.remote_task,
     )

@@ -4,6 +4,7 @@ The address names the call and has an HMAC over it by SECRET_KEY (SECRET_KEY_FAL
 right to send the outcome, so it is not stored, and no log, message or export has it.
 """
 
+import contextlib
 import hmac
 import re
 from collections.abc import Mapping
@@ -23,20 +24,21 @@ PATH = "/api/callbacks/"
 ERROR_MAX_CHARS = 1000
 
 
-def url_of(call_id: str) -> str:
-    return f"{settings.BASE_URL}{PATH}{_signer().sign(call_id)}"
+def url_of(call_id: str, *, signed: bool = False) -> str:
+    """``signed``: the tool must sign what it sends there."""
+    return f"{settings.BASE_URL}{PATH}{_signer(signed).sign(call_id)}"
 
 
-def call_of(token: str) -> str | None:
-    """The id of the call that the token names; None if it is no token of ours."""
-    try:
-        return _signer().unsign(token) if token.isascii() else None
-    except BadSignature:
-        return None
+def call_of(token: str) -> tuple[str | None, bool]:
+    """The id of the call that the token names, None if it is no token of ours, and whether its tool was to sign."""
+    for signed in (False, True) if token.isascii() else ():
+        with contextlib.suppress(BadSignature):
+            return _signer(signed).unsign(token), signed
+    return None, False
 
 
-def _signer() -> Signer:
-    return Signer(sep=".", salt="runs.callbacks")
+def _signer(signed: bool) -> Signer:
+    return Signer(sep=".", salt="runs.callbacks.signed" if signed else "runs.callbacks")
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> bool:

@@ -410,6 +410,15 @@ def test_a_signed_callback_is_required_of_a_tool_with_a_secret(bench, server):
     assert call_back(path, body, **headers).json()["accepted"]
 
 
+@pytest.mark.parametrize("must_sign", [True, False])
+def test_a_tool_that_is_renamed_must_sign_as_before(bench, server, must_sign):
+    tool = add_tool(server, signing_secret=b64encode(b"a tool's own signing secret").decode() if must_sign else None)
+    park(bench, server)
+    Tool.objects.filter(pk=tool.pk).update(name="movie")
+    assert call_back(server.callback(), {"result": 1}).status_code == (401 if must_sign else 200)
+    assert ToolInvocation.objects.get().awaiting == ("tool" if must_sign else None)
+
+
 def test_staff_may_allow_unsigned_callbacks(bench, server):
     add_tool(server, signing_secret="c2VzYW1lc2VzYW1l", unsigned_callbacks=True)
     park(bench, server)
