@@ -170,9 +170,16 @@ def resume_paid(user_id: int) -> int:
 @transaction.atomic
 def _resume(waitpoint_id: str) -> bool:
     run, waitpoint = _locked(waitpoint_id, wait=False)
-    if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.needed is None:
-        return False
-    if spending.budget_refusal(run, waitpoint.needed):
+    return run is not None and _answer_if_paid(run, waitpoint)
+
+
+def _answer_if_paid(run: Run, waitpoint: Waitpoint) -> bool:
+    """Resume a run that waits for credits. Those that came before the end of the wait count, also if no process saw
+    them then; later ones do not.
+    """
+    is_over = waitpoint.expires_at <= clock.now()
+    is_late = is_over and sums.added_since(run.user_id, waitpoint.expires_at) != "release"
+    if is_late or not payable().filter(pk=waitpoint.pk).exists():
         return False
     _answer(run, waitpoint, {"approved": True, "by": sums.added_since(run.user_id, waitpoint.created_at)})
     return True
@@ -180,14 +187,16 @@ def _resume(waitpoint_id: str) -> bool:
 
 @transaction.atomic
 def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
-    """A pending waitpoint after its time → EXPIRED, and its run → failed: the end of the run closes its waitpoint.
-    False if there was nothing to do, or without ``wait`` if the run is locked.
+    """A pending waitpoint after its time → EXPIRED, and its run → failed: the end of the run closes its waitpoint. Or
+    the run is resumed, by credits that came in time. False if there was nothing to do, or without ``wait`` if the run
+    is locked.
     """
     run, waitpoint = _locked(waitpoint_id, wait=wait)
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
     message = "Nobody answered in time."
-    runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
+    if not _answer_if_paid(run, waitpoint):
+        runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
     return True
 
 

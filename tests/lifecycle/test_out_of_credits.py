@@ -17,7 +17,7 @@ from runs.catalogue import agents
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
 from tests.driver import until
 from tests.factories import EndpointFactory, UserFactory
-from tests.lifecycle.conftest import Bench
+from tests.lifecycle.conftest import Bench, vanish
 from webhooks.models import Delivery
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -264,6 +264,23 @@ def test_it_expires(bench, user, staff):
     assert waitpoint_of(run).expires_at - clock.now() > timedelta(days=6)
     Waitpoint.objects.filter(run=run["id"]).update(expires_at=clock.now())
     assert bench.wait(run["id"])["errorCode"] == "WAITPOINT_EXPIRED"
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_wait_that_ends_without_a_worker_ends_as_its_time_said(bench, engines, user, staff, monkeypatch, in_time):
+    set_available(user, 0.1, staff)
+    run = paused(bench)
+    vanish(bench.engine)
+    if in_time:
+        with monkeypatch.context() as patch:
+            patch.setattr(lifecycle, "resume_paid", lambda user_id: 0)  # the nudge is lost
+            grant(user, 5)
+    Waitpoint.objects.filter(run=run["id"]).update(expires_at=clock.now())
+    if not in_time:
+        grant(user, 5)
+        assert bench.get(run["id"])["status"] == "waiting"
+    engines()
+    assert bench.wait(run["id"])["errorCode"] == (None if in_time else "WAITPOINT_EXPIRED")
 
 
 def test_the_agent_says_what_a_run_does_and_a_request_may_say_otherwise(bench, user, staff):
