@@ -71,7 +71,12 @@ UNKNOWN_MODEL = (
     "invalid model:",  # Mistral
     "model identifier is invalid",  # Bedrock
 )
-NO_QUOTA = ("insufficient_quota", "billing", "credit balance", "insufficient balance", "insufficient credits")
+# Not "billing" alone: messages name tools of the caller.
+NO_QUOTA = (
+    *("insufficient_quota", "credit balance", "insufficient balance", "insufficient credits"),
+    *("billing_error", "billing_not_active", "billing_hard_limit", "billing hard limit"),
+    *("billing details", "enable billing", "billing to be enabled"),
+)
 # The types and codes of errors within a stream.
 BY_TYPE = (
     ("rate_limit", FailureReason.PROVIDER_RATE_LIMITED),

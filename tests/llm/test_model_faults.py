@@ -252,6 +252,8 @@ def test_the_message_is_found_in_each_shape(turn, shape: str, says: str):
         (400, "It was filtered due to the prompt triggering content management policy.", Reason.CONTENT_FILTERED),
         (403, "Your input was flagged", Reason.CONTENT_FILTERED),
         (400, "Your credit balance is too low to access the API.", Reason.PROVIDER_QUOTA_EXCEEDED),
+        (429, "You exceeded your quota, please check your plan and billing details.", Reason.PROVIDER_QUOTA_EXCEEDED),
+        (400, "Invalid schema for function 'get_billing_address'", Reason.REQUEST_REFUSED),
         (503, "The billing service is away. Model not exist.", Reason.PROVIDER_UNAVAILABLE),
         (429, "Request too large: please reduce the length of the messages", Reason.PROVIDER_RATE_LIMITED),
         (400, "{'error': '/chat/completions: Invalid model name passed in model=gone.'}", Reason.MODEL_UNKNOWN),
