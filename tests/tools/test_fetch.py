@@ -105,6 +105,11 @@ def test_redirect_to_an_invalid_address_is_refused(call, server, location):
     assert len(server.received) == 1
 
 
+@pytest.mark.parametrize("url", ["http://[#a", "http://[::1#a", "http://\u2100.example#a"])
+def test_an_address_that_cannot_be_read_is_a_tool_error(call, url):
+    assert "not a valid URL" in failure(call, url).message
+
+
 def test_every_redirect_is_checked_for_private_addresses(call, server, monkeypatch):
     from config.outbound import addresses
 

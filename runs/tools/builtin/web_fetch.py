@@ -8,7 +8,7 @@ import html
 import re
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import urljoin
 
 from django.conf import settings
 
@@ -63,7 +63,7 @@ async def web_fetch(definition: ToolDefinition, input: dict[str, Any], context: 
     """The text after at most ``REDIRECTS_MAX`` redirects. The address of each is checked. Raises ToolFailure."""
     url = input["url"]
     for _ in range(REDIRECTS_MAX + 1):
-        url, limit = urldefrag(url).url, context.timeout_seconds
+        url, limit = url.partition("#")[0], context.timeout_seconds
         answer = await send(context.user_id, "GET", url, headers=HEADERS, timeout_seconds=limit)
         location = answer.headers.get("location", "")
         if answer.status not in REDIRECT_STATUSES or not location:
