@@ -105,6 +105,21 @@ def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkey
     assert list(lifecycle.violations()) == []
 
 
+@pytest.mark.parametrize("interval", [10**400, float("nan")], ids=["huge", "NaN"])
+def test_an_interval_that_is_no_time_ends_no_task(bench, tasks, interval):
+    add_tool(tasks)
+    tasks.tool = lambda params: task("t-1", pollIntervalMs=interval) | {"resultType": "task"}
+    tasks.task = lambda params: task("t-1", statusMessage="Half done", pollIntervalMs=interval)
+    run = park(bench)
+    look(bench, tasks)
+    row = ToolInvocation.objects.get()
+    assert row.contact_at < clock.now() + timedelta(minutes=5)
+    assert row.progress["message"] == "Half done"
+    tasks.task = lambda params: completed("t-1", "all about bees")
+    look(bench, tasks)
+    assert bench.wait(run["id"])["answer"] == "It is all about bees."
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "told"),
     [

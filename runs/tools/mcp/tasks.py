@@ -165,7 +165,8 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
 def _interval(given: Any, before: float | None) -> float:
     """Seconds until the next look."""
     if type(given) in (int, float):
-        return min(max(given / 1000, POLL_MIN_SECONDS), POLL_MAX_SECONDS)
+        # In this order, also of a number that is none, or that no float can be.
+        return min(max(POLL_MIN_SECONDS * 1000, given), POLL_MAX_SECONDS * 1000) / 1000
     return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
 
 
