@@ -103,9 +103,7 @@ def refresh() -> Catalogue:
             ("provider__api_key", "provider__headers"),
             ModelDefinition.from_row,
         ),
-        tools=_readable(
-            Tool.objects.filter(enabled=True), ("secret_headers", "signing_secret"), ToolDefinition.from_row
-        ),
+        tools=_tools(Tool.objects.filter(enabled=True)),
         fallbacks=_fallbacks(),
         agents=current_agents(),
         typical={(row.kind, row.name): row for row in TypicalCredits.objects.all()},
@@ -136,6 +134,11 @@ def learn_tools(names: Collection[str]) -> None:
     """Read the catalogue now if the database has one of the tools, which this process does not know."""
     if Tool.objects.filter(enabled=True, name__in=names).exists():
         refresh()
+
+
+def tools_named(names: Collection[str]) -> dict[str, ToolDefinition]:
+    """The tools of these names, also disabled ones, but none whose secrets cannot be read."""
+    return _tools(Tool.objects.filter(name__in=names))
 
 
 def display_names(names: Collection[str]) -> dict[str, str]:
@@ -216,6 +219,10 @@ def check_offered(
 def _version(name: str, number: int) -> AgentVersion:
     """A version never changes, so a process reads it once."""
     return AgentVersion.objects.select_related("agent").get(agent__name=name, number=number)
+
+
+def _tools(rows: QuerySet[Tool]) -> dict[str, ToolDefinition]:
+    return _readable(rows, ("secret_headers", "signing_secret"), ToolDefinition.from_row)
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection
 from functools import partial
 from urllib.parse import urlsplit
 
-from runs import lifecycle
+from runs import catalogue, lifecycle
 from runs.engine.process import Process
-from runs.models import FINAL_INVOCATION_STATUSES, Tool, ToolInvocation
+from runs.models import FINAL_INVOCATION_STATUSES, ToolInvocation
 from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import type_of
 from runs.tools.files import store_images
@@ -69,7 +68,7 @@ class Contacts:
         full = {name for name, server in self.known.items() if self.under_way[server] >= CONTACTS_PER_SERVER}
         busy = {user for user, count in self.under_way.items() if isinstance(user, int) and count >= CONTACTS_PER_USER}
         due = await self.process.db(lifecycle.due_contacts, room, CONTACTS_PER_USER, full, busy)
-        definitions = await self.process.db(_definitions, {name for _, name, *_ in due}) if due else {}
+        definitions = await self.process.db(catalogue.tools_named, {name for _, name, *_ in due}) if due else {}
         self.known |= {name: urlsplit(tool.url).netloc for name, tool in definitions.items()}
         places = Counter(self.under_way)
         chosen: list[str] = []
@@ -134,12 +133,3 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
         await process.db_for(user.pk, lifecycle.contact_again, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call, answer)
-
-
-def _definitions(names: Collection[str]) -> dict[str, ToolDefinition]:
-    """Also of disabled tools. One whose secrets cannot be read is left out."""
-    found: dict[str, ToolDefinition] = {}
-    for row in Tool.objects.filter(name__in=names):
-        with contextlib.suppress(ValueError):
-            found[row.name] = ToolDefinition.from_row(row)
-    return found

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 
 from config.kernel import clock
 from credits import ledger
@@ -194,6 +195,21 @@ def test_a_task_of_a_tool_that_is_disabled_meanwhile_goes_on(bench, tasks):
     tasks.task = lambda params: completed("t-1", "still here")
     look(bench, tasks)
     assert bench.wait(run["id"])["answer"] == "It is still here."
+
+
+def test_a_secret_that_no_key_decrypts_stops_no_other_task(bench, tasks, settings):
+    lost = add_tool(tasks, "lost")
+    add_tool(tasks)
+    runs = [park(bench, f"/call {name} {{}}\n/say It is {{result}}.") for name in ("lost", "research")]
+    keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
+    Tool.objects.filter(pk=lost.pk).update(secret_headers='{"Authorization": "Bearer abcdef"}')
+    settings.ENCRYPTION_KEYS = keys
+    tasks.task = lambda params: completed("t-1", "found")
+    ToolInvocation.objects.update(contact_at=clock.now())
+    bench.engine.contact()
+    assert bench.wait(runs[1]["id"])["answer"] == "It is found."
+    (call,) = bench.get(runs[0]["id"])["toolInvocations"]
+    assert call["awaiting"] == "tool"
 
 
 def test_a_call_is_parked_only_if_its_tool_might_be_when_it_was_chosen(bench, tasks):
