@@ -67,8 +67,8 @@ def register(
             with transaction.atomic():
                 new.save(force_insert=True)
                 return new, True
-        except IntegrityError:
-            endpoint = endpoints_of(user).select_for_update(no_key=True).get()
+        except IntegrityError:  # of a concurrent call, whose endpoint may be deleted by now
+            return register(user, url, rotate=rotate, extended=extended, secret=secret)
     endpoint.url, endpoint.updated_at = url, now
     changed = ["url", "updated_at"]
     if extended is not None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from cryptography.fernet import Fernet
-from django.db import connection, connections
+from django.db import IntegrityError, connection, connections
 from django.utils import timezone
 
 from config.api.models import IdempotencyRecord
@@ -221,6 +221,18 @@ def test_concurrent_first_calls_create_one_endpoint(user):
     assert Endpoint.objects.count() == 1
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert [answer.json()["secret"].startswith("•") for answer in answers].count(False) == 1
+
+
+def test_an_endpoint_that_others_create_and_delete_meanwhile(session, monkeypatch):
+    insert = Endpoint.save
+
+    def too_late(endpoint: Endpoint, **options: bool) -> None:
+        monkeypatch.setattr(Endpoint, "save", insert)
+        raise IntegrityError
+
+    monkeypatch.setattr(Endpoint, "save", too_late)
+    made = post(session, url="http://127.0.0.1:9000/")
+    assert (made.status_code, made.json()["secret"].startswith("•")) == (200, False)
 
 
 def test_repetition_with_an_idempotency_key_is_refused_without_the_secret(session, settings):
