@@ -10,6 +10,9 @@ from django.db.models.functions import Cast, Coalesce
 from config.database.queries import CompiledQuery
 from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
+# Rows that are looked through for the one by which credits reached.
+REACHING_ROWS = 200
+
 
 def refundable(entry: LedgerEntry) -> int:
     """What of a CAPTURE or USAGE row is not refunded yet."""
@@ -48,12 +51,20 @@ def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum
     return Sum(effect(of, entries), default=0)
 
 
-def added_since(user_id: int, moment: datetime) -> str:
-    """What has added available credits since: ``grant``, ``refund``, ``adjustment``, else the ``release`` of holds."""
-    added = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT]
-    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=added, amount__gt=0, created_at__gte=moment)
-    newest = rows.order_by("-created_at").values_list("type", flat=True).first()
-    return (newest or EntryType.RELEASE).lower()
+def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tuple[str, datetime | None]:
+    """The type and time of the row by which ``needed`` became available, and was left of the run's budget, of which
+    ``budget`` is left now. A RELEASE if none of the account's newest rows is it.
+    """
+    left = Account.objects.get(pk=user_id).available
+    rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
+    for type, amount, of_run, created_at in rows.values_list("type", "amount", "run_id", "created_at")[:REACHING_ROWS]:
+        change = (EntryType[type].balance - EntryType[type].held) * amount
+        left -= change
+        if budget is not None and of_run == run_id:
+            budget -= change
+        if change > 0 and (left < needed or (budget is not None and budget < needed)):
+            return type, created_at
+    return EntryType.RELEASE, None
 
 
 def covers(needed: str) -> Exists:

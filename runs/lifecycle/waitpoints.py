@@ -177,11 +177,13 @@ def _answer_if_paid(run: Run, waitpoint: Waitpoint) -> bool:
     """Resume a run that waits for credits. Those that came before the end of the wait count, also if no process saw
     them then; later ones do not.
     """
-    is_over = waitpoint.expires_at <= clock.now()
-    is_late = is_over and sums.added_since(run.user_id, waitpoint.expires_at) != "release"
-    if is_late or not payable().filter(pk=waitpoint.pk).exists():
+    if waitpoint.needed is None or not payable().filter(pk=waitpoint.pk).exists():
         return False
-    _answer(run, waitpoint, {"approved": True, "by": sums.added_since(run.user_id, waitpoint.created_at)})
+    budget = None if run.max_credits is None else run.max_credits - sums.committed(run.pk)
+    by, at = sums.reached_by(run.user_id, waitpoint.needed, run.pk, budget)
+    if at is not None and at >= waitpoint.expires_at:
+        return False
+    _answer(run, waitpoint, {"approved": True, "by": by.lower()})
     return True
 
 

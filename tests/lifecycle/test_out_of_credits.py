@@ -103,6 +103,8 @@ def test_a_released_hold_wakes_a_run(bench, user, staff):
     set_available(user, 6, staff)
     held = ledger.hold(user.pk, ledger.available(user.pk), chat_id="chat_x", run_id="run_x", price={}, cause="other")
     run = paused(bench)
+    grant(user, 0.01)  # too little
+    assert bench.get(run["id"])["status"] == "waiting"
     ledger.release_turn(held)
     run = bench.wait(run["id"])
     assert (run["status"], waitpoint_of(run).resolved_payload["by"]) == ("completed", "release")
