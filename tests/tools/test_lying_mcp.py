@@ -26,15 +26,20 @@ RESULTS = {
 
 @pytest.fixture
 def liar() -> Iterator[Any]:
-    """A server; ``content`` is the content of the result of its tool, as an event if ``as_event``."""
+    """A server; ``content`` is the content of the result of its tool, as an event if ``as_event``. ``structured`` is
+    its structured content.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         content: Any = []
+        structured: Any = None
         as_event = False
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            result = {"content": self.content} if asked["method"] == "tools/call" else RESULTS.get(asked["method"])
+            result = RESULTS.get(asked["method"])
+            if asked["method"] == "tools/call":
+                result = {"content": self.content, "structuredContent": self.structured}
             answer: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.get("id")}
             answer |= {"error": {"code": -32601, "message": "no"}} if result is None else {"result": result}
             body = json.dumps(answer, separators=(",", ":")).encode()
@@ -67,6 +72,26 @@ def test_too_many_values_are_an_error(call, liar, value: Any, as_event: bool) ->
     begun = time.process_time()
     with pytest.raises(ToolFailure, match="values"):
         call(definition, {})
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("a" * 27 + "!", {"pattern": "^(a+)+$"}),
+        ("", {"$ref": "#/$defs/d20"}),
+    ],
+    ids=["pattern", "references"],
+)
+def test_a_result_is_not_checked_against_the_servers_own_schema(call, liar, monkeypatch, name, rule) -> None:
+    """The check would stop the event loop of all requests for minutes."""
+    parts = {f"d{depth}": {"allOf": [{"$ref": f"#/$defs/d{depth - 1}"}] * 2} for depth in range(1, 21)}
+    schema = {"type": "object", "properties": {"name": rule}, "$defs": parts | {"d0": {"type": "string"}}}
+    tool = {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": schema}
+    monkeypatch.setitem(RESULTS, "tools/list", {"tools": [tool]})
+    liar.content, liar.structured = [{"type": "text", "text": "done"}], {"name": name}
+    begun = time.process_time()
+    assert call(http_tool(f"{liar.url}/mcp", name="lie", node_type="mcp"), {}).text == "done"
     assert time.process_time() - begun < 5
 
 

@@ -129,6 +129,7 @@ async def _make(
             break
     else:
         raise tool_error(f"The server of {definition.name} has no tool {name}.")
+    client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
     dialogue = Dialogue.from_text(context.remote_task)
     for _ in range(ROUNDS_MAX):
         transport.call_with(input, dialogue)
@@ -153,6 +154,12 @@ async def _make(
         if dialogue.questions:
             return Parked(remote_task=dialogue.to_text())
     raise tool_error(f"{definition.name} asks for the same again and again.")
+
+
+async def _unchecked(name: str, result: CallToolResult) -> None:
+    """In place of the SDK's check against the output schema, which is the server's own: such a check can take for ever,
+    and all else in the process waits meanwhile.
+    """
 
 
 async def _all_tools(client: Client, transport: GuardedTransport) -> list[Tool]:
