@@ -149,7 +149,7 @@ class WithActions(StaffAdmin):
         return self.ask(request, action, rows, form)
 
     def _chosen(self, request: HttpRequest, action: Action) -> list[Any]:
-        ids = [pk for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if "\0" not in pk]
+        ids = list(filter(self.is_key, request.POST.getlist(ACTION_CHECKBOX_NAME)))
         most = {"none": 0, "one": 1, "some": OBJECTS_MAX}[action.about]
         return list(self.get_queryset(request).filter(pk__in=ids[:most]))
 

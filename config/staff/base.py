@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin import ShowFacets
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
 from django.db.models import DateTimeField, Model, Q, QuerySet
@@ -115,13 +116,19 @@ class StaffAdmin(ModelAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         filtered = {getattr(entry, "parameter_name", entry) for entry in self.list_filter}
-        return lookup in self.url_lookups or lookup.partition("__")[0] in filtered
+        field, _, how = lookup.partition("__")
+        return lookup in self.url_lookups or (field in filtered and how in ("", "exact", "isnull"))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         # PostgreSQL refuses NUL in a query, and no stored value contains it.
-        if any("\0" in value for values in request.GET.lists() for value in values[1]):
+        nul = any("\0" in value for values in request.GET.lists() for value in values[1])
+        if nul or not all(map(self.is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return HttpResponseRedirect(request.path)
         return super().changelist_view(request, extra_context)
+
+    def is_key(self, text: str) -> bool:
+        """Whether a row could have this primary key: an id, or a number."""
+        return "\0" not in text if hasattr(self.opts.pk, "prefix") else is_number(text)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
         try:
@@ -295,12 +302,17 @@ def status_column(statuses: type[StatusChoices]) -> Any:
     return state
 
 
+def is_number(text: str) -> bool:
+    """Whether it is a primary key that each database holds."""
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
 def users_named(word: str) -> list[int]:
     """The ids of users with this name, e-mail address or id."""
     users = get_user_model()._default_manager
     found = [*users.filter(username=word)[:1]]
     if "@" in word:
         found += users.filter(email__iexact=word)[:100]
-    if word.isascii() and word.isdigit() and len(word) < 10:
+    if is_number(word):
         found += users.filter(pk=int(word))
     return sorted({user.pk for user in found})

@@ -64,3 +64,17 @@ def test_the_error_pages_lead_back_and_name_who_can_help(sign_in):
         assert f'href="{reverse("admin:index")}"' in page.content.decode()
     assert boss.username in denied.content.decode()
     assert boss.username not in missing.content.decode()
+
+
+@pytest.mark.parametrize("key", ["abc", "9" * 25, "-1", "\0"])
+def test_a_checkbox_that_is_no_row_chooses_nothing(boss, key):
+    tools, chosen = reverse("admin:runs_tool_changelist"), {"_selected_action": key}
+    answer = boss.post(tools, {"action": "delete_selected", **chosen}, follow=True)
+    assert answer.redirect_chain == [(tools, 302)]
+    answer = boss.post(reverse("admin:credits_account_do", args=["grant"]), chosen, follow=True)
+    assert "Choose a row first." in answer.content.decode()
+
+
+def test_a_filter_by_a_pattern_is_refused(boss):
+    assert boss.get(RUNS, {"status__exact": "failed"}).status_code == 200
+    assert boss.get(RUNS, {"status__regex": "("}).status_code == 400
