@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
+from runs.catalogue import rules
 from runs.models import RESERVED_TOOL_NAMES, Tool
 from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_headers, shorten
 from runs.tools.mcp import list_tools
@@ -51,7 +52,8 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
         raise ValueError(f"The server has {len(listed)} tools; the limit is {TOOL_IMPORT_MAX}.")
     imported, stored_headers = Imported(), {"secret_headers": headers} if headers else {}
     with transaction.atomic():
-        rows = list(Tool.objects.defer("secret_headers", "signing_secret").select_for_update(no_key=True))
+        rules.lock()
+        rows = list(Tool.objects.defer("secret_headers", "signing_secret"))
         taken = {*RESERVED_TOOL_NAMES, *(row.name for row in rows)}
         known = {row.remote_name or row.name: row for row in rows if (row.node_type, row.url) == (MCP, url)}
         for tool in listed:

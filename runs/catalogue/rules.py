@@ -3,7 +3,9 @@
 import re
 from collections.abc import Collection, Sequence
 
-from runs.models import AgentModel
+from django.db import connection
+
+from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin
 from runs.tools.base import BUILTIN, CLIENT, is_address
 from runs.tools.dispatch import TYPES
@@ -39,6 +41,14 @@ def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, pr
     if node_type == BUILTIN and name not in builtin.TOOLS:
         found["node_type"] = f"The built-in tools are {', '.join(builtin.TOOLS)}."
     return found
+
+
+def lock() -> None:
+    """Of two transactions that change the catalogue, the second waits, as on SQLite any writer does. Readers do not."""
+    if connection.vendor == "postgresql":
+        names = ", ".join(model._meta.db_table for model in (Provider, AgentModel, Tool))
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
 
 
 def replace_default(model: AgentModel) -> None:

@@ -15,6 +15,7 @@ from runs.admin.providers import ProviderForm
 from runs.catalogue.providers import Server
 from runs.models import AgentModel, Provider, Tool
 from tests.admin.conftest import SECRET
+from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
 
@@ -355,3 +356,19 @@ def test_a_built_in_tool_cannot_be_deleted(boss):
     assert set(Tool.objects.values_list("name", flat=True)) == set(rows)
     boss.post(reverse("admin:runs_tool_delete", args=[rows["search"]]), {"post": "yes"})
     assert set(Tool.objects.values_list("name", flat=True)) == set(rows) - {"search"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_staff_who_save_at_the_same_moment_each_gets_an_answer(sign_in):
+    AgentModel.objects.all().delete()
+    Provider.objects.get_or_create(name="openai", defaults={"kind": "openai"})
+    clients = [sign_in(superuser=True) for _ in range(4)]
+
+    def add(number: int) -> tuple[int, int]:
+        named = model(name=f"model-{number}", is_default="on")
+        return clients[number].post(ADD_TOOL, tool()).status_code, clients[number].post(ADD_MODEL, named).status_code
+
+    answers = side_by_side(4, add)
+    assert sorted(of_tool for of_tool, _ in answers) == [200, 200, 200, 302]
+    assert [of_model for _, of_model in answers] == [302] * 4
+    assert AgentModel.objects.filter(is_default=True).count() == 1
