@@ -73,6 +73,16 @@ class ObjectField(forms.JSONField):
         return initial if self.disabled or data is None else forms.fields.InvalidJSONInput(data)
 
 
+class LinesField(forms.CharField):
+    """A text of several lines as it was stored: browsers send other line breaks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"strip": False})
+
+    def to_python(self, value: Any) -> str:
+        return str(super().to_python(value)).replace("\r\n", "\n")
+
+
 class SecretField(forms.CharField):
     """A new secret. No page shows the stored one, which an empty field keeps."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from difflib import SequenceMatcher
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
@@ -29,7 +29,7 @@ from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.kernel.jsontext import to_text
 from config.staff.base import amount, span
-from config.staff.forms import CreditsField, ObjectField
+from config.staff.forms import CreditsField, LinesField, ObjectField
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
@@ -46,9 +46,8 @@ COMPARED_LINES_MAX = 2000
 class AgentForm(forms.ModelForm):
     """The agent and the content of its current version."""
 
-    instructions = forms.CharField(
+    instructions = LinesField(
         required=False,
-        strip=False,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 16}),
         help_text="The system prompt. Those of a run are added after them. A change of this or of what follows makes "
         "a new version; runs that have started keep theirs.",
@@ -93,6 +92,7 @@ class AgentForm(forms.ModelForm):
     class Meta:
         model = Agent
         fields = ["name", "display_name", "description", "enabled"]
+        field_classes: ClassVar = {"description": LinesField}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -120,8 +120,6 @@ class AgentForm(forms.ModelForm):
         self.content = {column: data.get(column) for column in agents.CONTENT} | {
             "tools": None if data.get("all_tools") else data.get("tools"),
             "output_schema": data.get("output_schema") or None,
-            # The admin's text fields send other line breaks.
-            "instructions": data.get("instructions", "").replace("\r\n", "\n"),
         }
         if not self.errors:
             for column, problems in agents.problems_of(data["name"], self.shown, self.content).items():

@@ -27,7 +27,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
-from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField
+from config.staff.forms import CreditsField, ForgetField, LinesField, ObjectField, SecretField
 from runs import catalogue
 from runs.catalogue import file, rules
 from runs.catalogue.fields import fits
@@ -93,6 +93,11 @@ class CatalogueAdmin(ListedAdmin):
     # For staff who may view but not change.
     view_fields: ClassVar[tuple[str, ...]] = ()
 
+    def _changeform_view(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
+        if request.method == "POST":  # in a transaction
+            rules.lock()
+        return super()._changeform_view(request, *args, **options)
+
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         may_change = obj is None or self.has_change_permission(request, obj)
         return super().get_fields(request, obj) if may_change or not self.view_fields else self.view_fields
@@ -155,6 +160,7 @@ class ToolForm(forms.ModelForm):
 
     class Meta:
         model = Tool
+        field_classes: ClassVar = {"description": LinesField}
         labels: ClassVar = {"url": "Address"}
         help_texts: ClassVar = {
             "cancel_url": f"Told of calls that are cancelled or expire while they await their callback. {FORGETS}",

@@ -4,12 +4,13 @@ written or told.
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import unified_diff
 from operator import eq
 from typing import Any
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from rest_framework.exceptions import ValidationError
 from rest_framework.settings import api_settings
 
@@ -17,11 +18,11 @@ from config.api.serializers import unknown_fields
 from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
 from config.outbound.urls import same_server
 from runs import catalogue
-from runs.catalogue import yaml
+from runs.catalogue import rules, yaml
 from runs.catalogue.entries import ENTRIES, Entry, Given, stored
 from runs.catalogue.fields import Address, variables_of
 from runs.catalogue.providers import problem_of
-from runs.models import AgentModel, Provider, Tool
+from runs.models import AgentModel, Provider
 from runs.tools.base import BUILTIN, shorten
 
 logger = logging.getLogger(__name__)
@@ -91,16 +92,19 @@ class Work:
         # Names of the file must not control the terminal.
         raise CatalogueError("\n".join(map(_printable, lines)))
 
+    def items(self, key: str, entry: Entry) -> list[tuple[yaml.Path, Any]]:
+        """The entries of one kind, and where they stand."""
+        value = self.data.get(key)
+        if not entry.is_list:
+            return [((key,), value)] if value is not None else []
+        return [((key, index), item) for index, item in enumerate(value)] if isinstance(value, list) else []
+
     def read(self, key: str, entry: Entry) -> dict[str, Given]:
         """The valid entries by their names; the mistakes of the others are noted."""
-        value, found, items = self.data[key], dict[str, Given](), list[tuple[yaml.Path, Any]]()
-        if not entry.is_list:
-            items = [((key,), value)] if value is not None else []
-        elif isinstance(value, list):
-            items = [((key, index), item) for index, item in enumerate(value)]
-        else:
+        found = dict[str, Given]()
+        if entry.is_list and not isinstance(self.data[key], list):
             self.wrong((key,), "A list is required; [] is the empty one.")
-        for path, item in items:
+        for path, item in self.items(key, entry):
             if len(self.mistakes) > MISTAKES_MAX:
                 break
             try:
@@ -149,11 +153,7 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
     found = {key: work.read(key, entry) for key, entry in ENTRIES.items() if key in work.data}
     work.stop()
     with transaction.atomic():
-        if connection.vendor == "postgresql":
-            # Of two applies, the second waits, as on SQLite any writer does. Readers do not.
-            names = ", ".join(model._meta.db_table for model in (Provider, AgentModel, Tool))
-            with connection.cursor() as cursor:
-                cursor.execute(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
+        rules.lock()
         for key, entries in found.items():
             work.apply(key, ENTRIES[key], entries, prune)
         work.warnings = list(_warnings())
@@ -168,16 +168,19 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
     """The line where the file lists the row of this name, and the fields in which they differ; None if it does not list
-    it. Raises CatalogueError.
+    it. Without the fields if it has a mistake, such as a variable that this process lacks. Raises CatalogueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
-    found = work.read(key, entry) if key in work.data else {}
-    if name not in found:
+    listed = ((path, item) for path, item in work.items(key, entry) if isinstance(item, dict))
+    path, item = next((one for one in listed if one[1].get("name", "") == name), ((), None))
+    if item is None:
         return None
-    rows, (path, values) = entry.rows(), found[name]
-    entry.complete({name: found[name]}, rows, work.wrong)
-    work.stop()
-    changed = _change(entry, rows[name], values, False)[0] if name in rows else []
+    rows, changed = entry.rows(), list[str]()
+    with suppress(ValidationError):
+        values = dict(entry.validated(item))
+        entry.complete({name: (path, values)}, rows, work.wrong)
+        if name in rows and not work.mistakes:
+            changed = _change(entry, rows[name], values, False)[0]
     return work.lines[path], _fields(entry, changed)
 
 

@@ -13,7 +13,9 @@ import pytest
 from django.core.management import call_command
 from django.urls import reverse
 
-from runs.models import Provider, Tool
+from config.staff.base import page_of
+from runs.catalogue import file as catalogue_file
+from runs.models import Agent, Provider, Tool
 from tests.admin.conftest import SECRET
 from tests.admin.test_actions import Doing
 from tests.admin.test_catalogue import ADD_PROVIDER, ADD_TOOL, provider, tool
@@ -82,6 +84,45 @@ def test_a_row_of_the_catalogue_file_says_so_with_what_differs(boss, settings, t
     )
     file.write_text("tools: [")
     assert boss.get(page).status_code == 200
+
+
+def test_a_row_of_the_file_says_so_without_the_variables_of_its_secrets(boss, settings, tmp_path, monkeypatch):
+    file = tmp_path / "catalogue.yaml"
+    file.write_text(
+        "providers:\n  - {name: local, kind: openai, baseUrl: 'http://127.0.0.1:9', apiKey: '${CANARY_KEY}'}\n"
+    )
+    settings.CATALOGUE_FILE = str(file)
+    monkeypatch.setenv("CANARY_KEY", SECRET)
+    call_command("catalogue", "apply", stdout=io.StringIO())
+    monkeypatch.delenv("CANARY_KEY")
+    page = reverse("admin:runs_provider_change", args=[Provider.objects.get(name="local").pk])
+    assert f"{file}, line 2, lists local" in boss.get(page).content.decode()
+
+
+def test_a_save_in_a_browser_keeps_the_lines_of_the_catalogue_file(boss):
+    lines = "|\n      One.\n      Two.\n"
+    raw = f"""
+tools:
+  - name: search
+    nodeType: http
+    url: https://x.example
+    price: 1
+    description: {lines}
+agents:
+  - name: support
+    description: {lines}
+    instructions: {lines}
+"""
+    catalogue_file.apply("catalogue.yaml", raw.encode())
+    for row in (Tool.objects.get(name="search"), Agent.objects.get()):
+        page = page_of(type(row), str(row.pk))
+        form = boss.get(page).context["adminform"].form
+        shown = {name: form[name].value() for name in form.fields}
+        sent = {
+            name: str(value).replace("\n", "\r\n") for name, value in shown.items() if value not in (None, False, [])
+        }
+        assert boss.post(page, sent).status_code == 302
+    assert catalogue_file.apply("catalogue.yaml", raw.encode(), check=True).changes == {}
 
 
 def test_the_installation_endpoint_of_the_catalogue_file_says_so_with_what_differs(boss, settings, tmp_path):
