@@ -474,6 +474,18 @@ def test_stop_cancels_the_active_run(thread):
     assert thread.bench.get(run["id"])["status"] == "cancelled"
 
 
+def test_stop_cancels_a_run_in_line_by_the_clients_id(thread):
+    thread.send(said("/stream 300 20"))
+    thread.send(said("/say Two", "u2"))
+    stop = f"{thread.base}/copilotkit/agent/default/stop/{thread.key}"
+    for stops in (True, False):
+        assert thread.client.post(stop, {"runId": "r2"}, format="json").json() == {"stopped": stops}
+    working, in_line = (run["status"] for run in thread.runs())
+    assert (working in ("queued", "running"), in_line) == (True, "cancelled")
+    assert thread.client.post(stop).json() == {"stopped": True}
+    thread.bench.wait(thread.runs()[0]["id"])
+
+
 # --- bodies and scopes ------------------------------------------------------------------------------------------------
 
 

@@ -234,10 +234,15 @@ class AgUiViewSet(FrontViewSet):
         require_text(body)
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
-        active = self.active_run(chat) if chat else None
-        if name is not None and chat is not None and active is not None:
+        found = self.active_run(chat) if chat else None
+        if chat is not None and name is not None:  # also one in line
             row = starts.find(chat, starts.key_of("ag-ui", str(name)))
-            active = active if row is not None and row.run_id == active.pk else None
-        if active is not None:
-            services.cancel_run(active)
-        return Response({"stopped": active is not None})
+            found = row.run if row is not None else None
+        stops = found is not None and found.status in LIVE_RUN_STATUSES
+        if found is not None and stops:
+            services.cancel_run(found)
+        return Response({"stopped": stops})
+
+
+def offers(agent: str | None) -> bool:
+    return agent is None or catalogue.find_agent(agent) is not None
