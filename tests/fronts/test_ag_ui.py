@@ -7,7 +7,7 @@ import pytest
 from chats.models import Chat
 from runs import catalogue
 from runs.catalogue import agents
-from runs.models import ClientRun, Run, Waitpoint
+from runs.models import Agent, ClientRun, Run, Waitpoint
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import parse
@@ -438,6 +438,20 @@ def test_run_is_the_same_route_and_names_an_agent(thread):
     assert run["agent"] == "support@1"
     for name in ("nobody", "a" * 10_000, "support@9", "%00"):
         assert thread.post(said("/say Hello"), path=f"ag-ui/agents/{name}").status_code == 404
+
+
+def test_a_run_whose_agent_is_disabled_is_answered_and_shown_again(thread):
+    make_agent()
+    path = "ag-ui/agents/support"
+    run = thread.run(said("/ask Which day?\n/say On {result}"), path=path)
+    Agent.objects.update(enabled=False)
+    catalogue.refresh()
+    assert thread.again(1, path=path)[-1]["outcome"]["type"] == "interrupt"
+    thread.send(said("/ask …"), path=path, **resolved(run, "Tuesday"))
+    assert thread.bench.wait(run["id"])["answer"] == "On Tuesday"
+    assert thread.post(said("/say Hello", "u2"), path=path).status_code == 404
+    assert AgUi(thread.bench, "another thread").post(said("/say Hello"), path=path).status_code == 404
+    assert Chat.objects.count() == Run.objects.count() == 1
 
 
 def test_a_client_that_connects_gets_what_the_thread_shows(thread):

@@ -81,14 +81,12 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
-        named = None if agent == DEFAULT else agent
-        if named is not None and catalogue.find_agent(named) is None:
-            raise NotFound
         sent = requests.read(self.body())
-        return self.open_stream(lambda: self.answer(sent, named))
+        return self.open_stream(lambda: self.answer(sent, None if agent == DEFAULT else agent))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
-        chat = self.chat_or_new(sent.thread)
+        # A run goes on, and is answered, if its agent is offered no more.
+        chat = self.chat_or_new(sent.thread) if offers(agent) else self.chat(sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
         then, given = None, set[str]()
@@ -120,6 +118,8 @@ class AgUiViewSet(FrontViewSet):
         return self.frames(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
+        if not offers(agent):
+            raise NotFound
         self.require_scope("runs:write")
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
