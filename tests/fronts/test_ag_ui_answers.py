@@ -9,6 +9,7 @@ from runs.fronts import reads
 from runs.fronts.ag_ui.views import Answered
 from runs.models import ClientRun, Run, Waitpoint
 from tests import factories
+from tests.driver import until
 from tests.fronts.test_ag_ui import CHART, PICK, AgUi, cancelled, resolved, result, said, types
 from tests.lifecycle.conftest import Bench
 from tests.threads import side_by_side
@@ -130,6 +131,20 @@ def test_a_result_beside_an_answer_is_not_sent_back(thread):
     again = thread.send(*sent, runId="next", **resolved(run, True))
     results = [event["toolCallId"] for event in again if event["type"] == "TOOL_CALL_RESULT"]
     assert sorted(results) == sorted([picked, drawn])  # after a snapshot without them
+
+
+def test_an_outcome_that_a_client_may_have_comes_after_a_snapshot_without_it(thread):
+    """A call beside the approval has ended meanwhile, and the client has loaded the thread again."""
+    run = thread.run(said(f'/call long_job {{"seconds": 0.1}}\n{CHART.splitlines()[1]}\n/say {{result}}'))
+    job, _ = (call["id"] for call in run["toolInvocations"])
+    until(lambda: thread.bench.get(run["id"])["toolInvocations"][0]["status"] == "COMPLETED")
+    results = [message["toolCallId"] for message in thread.connect()[1]["messages"] if message["role"] == "tool"]
+    assert results == [job]
+    shown = thread.send(said(CHART), **resolved(run, True))
+    assert types(shown)[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "TOOL_CALL_RESULT"]
+    assert [message["role"] for message in shown[1]["messages"]] == ["user", "assistant"]
+    assert shown[2]["toolCallId"] == job
+    assert thread.bench.wait(run["id"])["status"] == "completed"
 
 
 def test_a_snapshot_has_a_bound(thread, monkeypatch):

@@ -56,13 +56,14 @@ EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="Th
 
 
 class Answered(NamedTuple):
-    """The run that goes on, and after which of its events; whether the answers were not wanted any more; and the calls
-    that have the client's results.
+    """The run that goes on, and after which of its events; whether the answers were not wanted any more; whether the
+    client may know what follows; and the calls that have the client's results.
     """
 
     run: Run
     after: int
     is_late: bool
+    repeats: bool
     given: set[str]
 
     def goes_on(self, row: ClientRun) -> bool:
@@ -93,7 +94,7 @@ class AgUiViewSet(FrontViewSet):
         # Read before the answers, after which it may end at once.
         waiting = starts.repeated(chat, sent.message_id) if sent.resume or sent.trailing else None
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
-            run, index, repeats, given = answered
+            run, index, _, repeats, given = answered
             then = self.beside(chat, sent, agent, run, waiting)
             kept = {"run": then, "index": 0} if then else {"run": run, "index": index}
             if row is None:
@@ -143,9 +144,10 @@ class AgUiViewSet(FrontViewSet):
 
     def answered(self, chat: Chat, sent: Sent) -> Answered | None:
         """Give the client's answers. None if it has none."""
-        run, index, is_late = None, 0, True
+        run, index, is_late, repeats = None, 0, True, False
         for entry in sent.resume:
-            self.waitpoint(chat, entry)  # an unknown one refuses the request, before another one is answered
+            asked = self.waitpoint(chat, entry)  # an unknown one refuses the request, before another one is answered
+            repeats |= reads.has_outcomes(asked.run_id, reads.index_of_question(asked))
         for position, entry in enumerate(sent.resume):
             waitpoint = self.waitpoint(chat, entry)
             is_late &= waitpoint.status != WaitpointStatus.PENDING
@@ -161,7 +163,8 @@ class AgUiViewSet(FrontViewSet):
         if run is None:
             return None
         run.refresh_from_db()
-        return Answered(run, index if sent.resume else reads.index_of_results(run.pk, given), is_late, given)
+        after = index if sent.resume else reads.index_of_results(run.pk, given)
+        return Answered(run, after, is_late, repeats or is_late, given)
 
     def waitpoint(self, chat: Chat, entry: dict[str, Any]) -> Waitpoint:
         self.require_scope("waitpoints:respond")
