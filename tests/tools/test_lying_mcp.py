@@ -34,6 +34,7 @@ def liar() -> Iterator[Any]:
         content: Any = []
         structured: Any = None
         as_event = False
+        headers_too: Any = ()
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -49,6 +50,8 @@ def liar() -> Iterator[Any]:
             self.send_response(200 if "id" in asked else 202)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            for header in self.headers_too:
+                self.send_header(*header)
             self.end_headers()
             self.wfile.write(body)
 
@@ -73,6 +76,12 @@ def test_too_many_values_are_an_error(call, liar, value: Any, as_event: bool) ->
     with pytest.raises(ToolFailure, match="values"):
         call(definition, {})
     assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("place", ["Zürich", "Zürich".encode().decode("latin-1")], ids=["latin-1", "utf-8"])
+def test_a_header_may_have_any_characters(call, liar, place: str) -> None:
+    liar.content, liar.headers_too = [{"type": "text", "text": "done"}], [("X-Place", place)]
+    assert call(http_tool(f"{liar.url}/mcp", name="lie", node_type="mcp"), {}).text == "done"
 
 
 @pytest.mark.parametrize(

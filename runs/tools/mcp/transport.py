@@ -69,9 +69,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             exchange.close()
             raise self.failed(request, error) from None
         self.status_code = answer.status
-        return httpx2.Response(
-            answer.status, headers=list(answer.headers.items()), stream=Body(self, request, exchange)
-        )
+        return httpx2.Response(answer.status, headers=list(answer.raw_headers), stream=Body(self, request, exchange))
 
     def exact(self, body: bytes) -> bytes | None:
         message = json.loads(body) if body else {}
