@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import time
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -134,6 +135,14 @@ def test_an_answer_that_says_nothing_is_soon_an_error(lie, head: bytes, forever:
         lie(bare=pieces())
     assert caught.value.reason in (FailureReason.CONNECTION_LOST, FailureReason.MALFORMED_ANSWER)
     assert sent < 8 * MIB, "with what the buffers of the connection hold"
+
+
+def test_a_content_type_without_end_costs_no_time(lie, provider: str) -> None:
+    head = HEAD.replace(b"stream\r\n", b"stream" + b";" * 16_000 + b"\r\n") + b"\r\n"
+    begun = time.process_time()
+    with pytest.raises(ModelError, match="broke off"):
+        lie(bare=[head, delta(provider, "x")])
+    assert time.process_time() - begun < 5
 
 
 def test_many_deltas_of_one_character_are_limited(lie, provider: str, monkeypatch) -> None:
