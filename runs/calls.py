@@ -136,6 +136,17 @@ class ClientToolsField(BoundedListField):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(child=ClientToolInput(), max_length=CLIENT_TOOLS_MAX, **kwargs)
 
+    def run_child_validation(self, data: list[Any]) -> list[dict[str, Any]]:
+        """Ends at the first tool with a problem: a schema that takes too long costs a process."""
+        tools = []
+        for index, item in enumerate(data):
+            try:
+                tools.append(self.child.run_validation(item))
+            except serializers.ValidationError as error:
+                where: dict[Any, Any] = {index: error.detail}
+                raise serializers.ValidationError(where) from None
+        return tools
+
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
         tools = super().to_internal_value(data)
         names = [tool["name"] for tool in tools]

@@ -173,3 +173,12 @@ def test_client_tools_of_a_request_have_strict_limits(session, tools, field):
     assert answer.status_code == 400
     fields = answer.json()["error"]["details"]["fields"]
     assert any(name == field or name.startswith(f"{field}.") for name in fields), fields
+
+
+@pytest.mark.django_db
+def test_no_schema_after_a_wrong_one_is_checked(session):
+    chat = session.post("/api/v1/chats", {}, format="json").json()["id"]
+    tools = [MAP | {"name": name, "inputSchema": {"properties": 5}} for name in ("first", "second")]
+    body = {"message": "Hello", "clientTools": tools}
+    answer = session.post(f"/api/v1/chats/{chat}/runs", body, format="json")
+    assert list(answer.json()["error"]["details"]["fields"]) == ["clientTools.0.inputSchema"]
