@@ -33,6 +33,10 @@ def attempt(password: str, address: str = "203.0.113.7", username: str = "ada", 
     return Client(REMOTE_ADDR=address).post(LOGIN, body, headers=headers).status_code
 
 
+def test_a_sign_in_leads_to_the_admin(person):
+    assert Client().post(LOGIN, {"username": "ada", "password": PASSWORD})["Location"] == reverse("admin:index")
+
+
 def test_too_many_wrong_passwords_lock_the_address(person):
     assert [attempt("wrong") for _ in range(4)] == [200, 200, 429, 429]
     assert attempt(PASSWORD) == 429
