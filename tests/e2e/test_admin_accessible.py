@@ -24,6 +24,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from apikeys import keys
+from credits import ledger
 from runs.catalogue import agents
 from runs.models import Run, Tool
 from tests import factories
@@ -44,6 +45,9 @@ keys.create_key(ada, name="ci")
 keys.create_server_key("backend")
 for text in ("Help.", "Help well."):
     agents.save("support", display_name="Support", instructions=text)
+long = User.objects.create(username="auth0|" + "W" * 144)
+factories.RunFactory(chat=factories.ChatFactory(user=long), agent_name="a" * 64, resolved_model="m" * 100)
+ledger.grant(long.pk, 999_999_999_123_456, cause="long", reason="r" * 500)
 Tool.objects.create(name="weather", description="Weather.", node_type="http", price=1, url="https://example.com/",
     provider_cost_percent=40)
 """
@@ -64,6 +68,7 @@ from django.contrib.auth.models import User
 from apikeys.models import ApiKey
 from credits.models import LedgerEntry
 from runs.models import Agent, AgentModel, Provider, Tool
+print("long", long.pk)
 print("row", User.objects.get(username="ada").pk, ApiKey.objects.get().pk, Agent.objects.get().pk,
     AgentModel.objects.get(name="demo").pk, Tool.objects.get(name="weather").pk,
     LedgerEntry.objects.filter(type="CAPTURE").first().pk, Provider.objects.get(name="openai").pk, endpoint.pk)
@@ -85,14 +90,16 @@ def pages(stack: Stack) -> dict[str, Any]:
     failed = ada.finish("/fail out of order")["id"]
     printed = stack.manage("shell", "-v0", "-c", PREPARE + ADDRESSES + ROWS)
     found = re.findall("^page (.*)$", printed, re.M)
-    rows = re.search("^row (.*)$", printed, re.M)
+    rows, long = re.search("^row (.*)$", printed, re.M), re.search("^long (.*)$", printed, re.M)
     assert rows
+    assert long
     user, key, agent, model, tool, charge, provider, endpoint = rows[1].split()
     reports = [f"/admin/reports/?by={name}" for name in ("user", "tool", "model", "agent")]
     return {
         "grant": f"/admin/credits/account/{user}/do/grant/",
         "addresses": [
             "/admin/", *found, *reports, f"/admin/people/{user}/", f"/admin/auth/user/{user}/do/block/",
+            f"/admin/people/{long[1]}/",
             f"/admin/auth/user/{user}/do/erase/", f"/admin/auth/user/{user}/do/export/",
             "/admin/webhooks/endpoint/do/installation/", "/admin/apikeys/serverkey/do/create/",
             f"/admin/runs/agent/{agent}/change/", f"/admin/runs/provider/{provider}/test/",
