@@ -4,22 +4,17 @@ installed under var/check at first use, and removed by ``make clean``.
 A test is skipped, with a message, where npm is not installed or a registry cannot be reached.
 """
 
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import node
-from tests.stack.process import ROOT
+from tests.pinned import UNREACHABLE, installed
 
 HERE = Path(__file__).resolve().parent
-# What package managers say if they do not reach a registry.
-UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "connection broken", "ConnectionError")
 
 
 def run(*command: str, folder: Path | None = None, **environment: str) -> str:
@@ -64,19 +59,4 @@ def npm(packages: Path, tmp_path: Path) -> NpmFolder:
 @pytest.fixture(scope="session")
 def old_python() -> Path:
     """The interpreter of an environment with requirements.txt of this folder."""
-    pins = HERE / "requirements.txt"
-    folder = ROOT / "var" / "check" / "python" / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    interpreter = folder / "bin" / "python"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "installed").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-            pip = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "--quiet", "--no-compile"]
-            command = [*pip, "--require-hashes", "-r", str(pins)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-            if done.returncode and any(sign in done.stderr for sign in UNREACHABLE):
-                pytest.skip(f"the registry of Python packages: {done.stderr}")
-            assert done.returncode == 0, done.stdout + done.stderr
-            (folder / "installed").touch()
-    return interpreter
+    return installed("check", HERE / "requirements.txt", "--require-hashes") / "python"

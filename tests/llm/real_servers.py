@@ -1,51 +1,26 @@
-"""Model servers of other projects, as processes. Each is installed once, with the packages that ``pins`` names, in a
-virtual environment of its own under var/.
-"""
+"""Model servers of other projects, as processes, with the packages that ``pins`` names."""
 
-import fcntl
-import hashlib
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import requests
 import yaml
 
-from tests.stack.process import ROOT, Process, free_port, python, remove_directory, temporary_directory, wait_for
+from tests.pinned import installed
+from tests.stack.process import Process, free_port, remove_directory, temporary_directory, wait_for
 
 HERE = Path(__file__).resolve().parent
-INSTALL_SECONDS = 300
 START_SECONDS = 150
 CONTEXT_TOKENS = 1024
 
 
-def environment_of(name: str) -> Path:
-    """The directory of the programs of ``pins/NAME.txt``. Skips the test if the registry does not have a package."""
-    pins = HERE / "pins" / f"{name}.txt"
-    digest = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = ROOT / "var" / "model-servers" / f"{name}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "installed").exists():
-            subprocess.run(python("-m", "venv", "--clear", str(folder / "venv")), check=True, timeout=INSTALL_SECONDS)
-            # Without dependencies: the file has all of those that the server needs.
-            command = [folder / "venv/bin/pip", "install", "-q", "--no-deps", "--no-compile", "-r", pins]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-            except subprocess.TimeoutExpired:
-                pytest.skip(f"pip did not install {pins.name} in {INSTALL_SECONDS} s")
-            if done.returncode:
-                missing = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-                pytest.skip(f"pip cannot install {pins.name}: {' '.join(missing)}")
-            (folder / "installed").touch()
-    return folder / "venv/bin"
+def programs_of(name: str) -> Path:
+    # Without dependencies: the file has all of those that the server needs.
+    return installed("model-servers", HERE / "pins" / f"{name}.txt", "--no-deps")
 
 
 @contextmanager
@@ -78,7 +53,7 @@ def running(name: str, command: Sequence[str], url: str, **environment: str) -> 
 @contextmanager
 def llama_server() -> Iterator[str]:
     """The address of a llama-server with real weights and a window of CONTEXT_TOKENS."""
-    programs, port = environment_of("llama"), free_port()
+    programs, port = programs_of("llama"), free_port()
     command = [str(programs / "python"), str(HERE / "llama_server.py"), str(port), str(CONTEXT_TOKENS)]
     with running("llama-server", command, f"http://127.0.0.1:{port}/health"):
         yield f"http://127.0.0.1:{port}"
@@ -89,7 +64,7 @@ def litellm_proxy(upstream: str) -> Iterator[tuple[str, str]]:
     """The address of LiteLLM's proxy, and its key. ``mock-…`` are its own mock answers and mock errors; other models
     are those of the server ``upstream``, to whose protocol the proxy translates.
     """
-    programs, port, key = environment_of("litellm"), free_port(), f"sk-{secrets.token_hex(24)}"
+    programs, port, key = programs_of("litellm"), free_port(), f"sk-{secrets.token_hex(24)}"
     mocks = {
         "mock-plain": "Hello from LiteLLM.",
         "mock-overflow": "litellm.ContextWindowExceededError",
