@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from config.serve.requests import body_limit
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.contract.routes import Operation, methods_of, operations, routes, surface_of
-from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World, build, unknown_ids
+from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World, unknown_ids
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +67,24 @@ SCOPES = {
 EMPTY_INSTEAD_OF_404 = {"GET /api/v1/me/credits/ledger/chat/{chatId}"}
 # These headers differ between requests.
 VARIABLE_HEADERS = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
+
+
+@pytest.fixture
+def user(db: None, worlds: tuple[World, World]) -> Any:
+    """A user with rows of every kind."""
+    return copy(worlds[0].user)
+
+
+@pytest.fixture
+def ids(worlds: tuple[World, World]) -> dict[str, str]:
+    """The rows of ``user``."""
+    return worlds[0].ids
+
+
+@pytest.fixture
+def stranger(worlds: tuple[World, World]) -> World:
+    return worlds[1]
+
 
 every = pytest.mark.parametrize("operation", operations(), ids=str)
 every_with_body = pytest.mark.parametrize(
@@ -185,8 +204,8 @@ BODIES = {"users/{userId}/credits/grants/{ledgerId}/revoke": {"reference": "re_1
 
 
 @every
-def test_a_missing_credential_is_401(operation, user):
-    response = call(APIClient(), operation, build(user).ids)
+def test_a_missing_credential_is_401(operation, user, ids):
+    response = call(APIClient(), operation, ids)
     refusal(response, 401, "UNAUTHORIZED")
     assert response["WWW-Authenticate"] == "Bearer"
 
@@ -200,14 +219,13 @@ def test_invalid_or_expired_credentials_are_401(operation, user):
 
 
 @every
-def test_valid_credentials_are_accepted(operation, user):
-    response = call(caller(operation, user), operation, build(user).ids)
+def test_valid_credentials_are_accepted(operation, user, ids):
+    response = call(caller(operation, user), operation, ids)
     assert response.status_code not in (401, 403, 404, 405, 500), response.content
 
 
 @every_public
-def test_a_missing_scope_is_403(operation, user):
-    ids = build(user).ids
+def test_a_missing_scope_is_403(operation, user, ids):
     if operation.scope:
         others = [scope for scope in DEFAULT_SCOPES if scope != operation.scope]
         assert len(others) == len(DEFAULT_SCOPES) - 1
@@ -237,8 +255,8 @@ WRITES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("operation", [each for each in operations("public") if each.method != "GET"], ids=str)
-def test_a_scope_to_write_shows_no_text_of_others(operation, user):
-    secret, ids = "TEXT-OF-A-RUN", build(user).ids
+def test_a_scope_to_write_shows_no_text_of_others(operation, user, ids):
+    secret = "TEXT-OF-A-RUN"
     factories.ToolInvocationFactory(run_id=ids["runId"], input={"q": secret}, result=secret, error_message=secret)
     factories.force_update(Run.objects.filter(pk=ids["runId"]), error_message=secret, metadata={"a": secret})
     factories.force_update(
@@ -276,11 +294,6 @@ def test_an_approval_is_shown_to_the_key_that_gives_it(user, missing):
 
 
 # --- objects of other users ------------------------------------------------------------------------------------------
-@pytest.fixture
-def stranger(db) -> World:
-    return build(factories.UserFactory())
-
-
 def seen(response: Any) -> tuple[int, bytes, dict[str, str]]:
     content = b"".join(response.streaming_content) if response.streaming else response.content
     headers = {name.lower(): value for name, value in response.headers.items()}
@@ -325,8 +338,8 @@ def test_no_data_of_another_user_is_shown(operation, user, stranger):
 
 # --- invalid requests ------------------------------------------------------------------------------------------------
 @every
-def test_an_unsupported_method_is_405(operation, user):
-    client, ids, allowed = caller(operation, user), build(user).ids, methods_of(operation.path)
+def test_an_unsupported_method_is_405(operation, user, ids):
+    client, allowed = caller(operation, user), methods_of(operation.path)
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"} - allowed:
         response = call(client, operation, ids, method=method)
         refusal(response, 405, "METHOD_NOT_ALLOWED")
@@ -334,9 +347,9 @@ def test_an_unsupported_method_is_405(operation, user):
 
 
 @every_with_body
-def test_a_body_that_is_too_large_is_413(operation, user):
+def test_a_body_that_is_too_large_is_413(operation, user, ids):
     body = b'{"title": "' + b"x" * body_limit(operation.path) + b'"}'
-    refusal(call(caller(operation, user), operation, build(user).ids, data=body), 413, "PAYLOAD_TOO_LARGE")
+    refusal(call(caller(operation, user), operation, ids, data=body), 413, "PAYLOAD_TOO_LARGE")
 
 
 def malformed() -> Iterator[bytes]:
@@ -354,8 +367,8 @@ def malformed() -> Iterator[bytes]:
 
 
 @every_with_body
-def test_a_malformed_body_is_400(operation, user):
-    client, ids = caller(operation, user), build(user).ids
+def test_a_malformed_body_is_400(operation, user, ids):
+    client = caller(operation, user)
     for body in malformed():
         refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
 
@@ -363,8 +376,8 @@ def test_a_malformed_body_is_400(operation, user):
 @pytest.mark.parametrize(
     "operation", [each for each in operations() if each.takes_body and not each.is_foreign], ids=str
 )
-def test_an_unknown_field_is_400_also_where_no_body_is_needed(operation, user):
-    client, ids = caller(operation, user), build(user).ids
+def test_an_unknown_field_is_400_also_where_no_body_is_needed(operation, user, ids):
+    client = caller(operation, user)
     # The other fields are those of an answer to the waitpoint, of which the kind is checked first.
     body = dumps({"kind": "CLARIFICATION", "answer": "x", "unknownField": 1})
     error = refusal(call(client, operation, ids, data=body), 400, "VALIDATION_ERROR")
@@ -372,8 +385,8 @@ def test_an_unknown_field_is_400_also_where_no_body_is_needed(operation, user):
 
 
 @every
-def test_an_unknown_query_parameter_is_400(operation, user):
-    url, client = operation.url(build(user).ids), caller(operation, user)
+def test_an_unknown_query_parameter_is_400(operation, user, ids):
+    url, client = operation.url(ids), caller(operation, user)
     response = client.generic(operation.method, f"{url}?odd=1&%00=&limi=2", "{}", "application/json")
     fields = refusal(response, 400, "VALIDATION_ERROR")["details"]["fields"]
     assert fields["odd"] == fields["\0"] == ["Unknown field."]
@@ -391,8 +404,8 @@ def test_a_misspelt_filter_is_told_the_right_name(session):
 
 
 @every_with_body
-def test_another_media_type_is_415(operation, user):
-    client, ids = caller(operation, user), build(user).ids
+def test_another_media_type_is_415(operation, user, ids):
+    client = caller(operation, user)
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"):
         response = call(client, operation, ids, data=b'{"a": 1}', content_type=media_type)
         refusal(response, 415, "UNSUPPORTED_MEDIA_TYPE")

@@ -1,22 +1,19 @@
 """The number of queries of an operation does not grow with the data: it is equal with 20 rows and with 1."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from credits import ledger
 from runs import catalogue
-from tests import factories
 from tests.contract.routes import Operation, operations
-from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World, build
+from tests.contract.world import AG_UI_REQUEST, CHAT_REQUEST, World
 
 pytestmark = pytest.mark.django_db
 
-ROWS = 20
 # The largest number of queries per operation, with those of the credential and of the transaction.
 MOST_READING, MOST_WRITING = 5, 24
 # An operation that is not listed sends an empty body.
@@ -39,14 +36,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST tool-invocations/{toolInvocationId}/result": {"result": "blue"},
     "POST waitpoints/{waitpointId}/respond": {"kind": "CLARIFICATION", "answer": "blue"},
 }
-
-
-@pytest.fixture(scope="module")
-def worlds(django_db_setup: None, django_db_blocker: Any) -> Iterator[tuple[World, World]]:
-    """A user with one row of each kind and a user with ROWS of each kind. Each test rolls its changes back."""
-    with django_db_blocker.unblock(), transaction.atomic():
-        yield build(factories.UserFactory(), 1), build(factories.UserFactory(), ROWS)
-        transaction.set_rollback(True)
 
 
 def statements(operation: Operation, world: World) -> list[str]:
