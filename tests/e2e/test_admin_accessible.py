@@ -9,15 +9,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.driver import Driver
-from tests.stack.accessibility import serious_problems
+from tests.stack.accessibility import PHONE, problems, serious_problems
 from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
 
 PASSWORD = "correct horse battery"
-DESK, PHONE = 1280, 390
 # The rule that depends on the width, on every page. The parts that only a phone shows are the same on all pages.
-OF_WIDTH = ("scrollable-region-focusable",)
+OF_WIDTH = "scrollable-region-focusable"
 # A row of every list, and two superusers.
 PREPARE = f"""
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -77,7 +76,6 @@ LOCK = """
 from axes.models import AccessAttempt
 AccessAttempt.objects.create(username="x", ip_address="127.0.0.1", user_agent="x", failures_since_start=99)
 """
-SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -118,19 +116,9 @@ def pages(stack: Stack) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def problems(page: Page) -> list[str]:
-    """What is wrong with the open page at each width, and in the dark. Contrast does not depend on the width."""
+def checked(page: Page) -> list[str]:
     found = [] if page.locator("main").count() == 1 else ["not one main"]
-    for width, rules in ((DESK, ()), (PHONE, OF_WIDTH)):
-        page.set_viewport_size({"width": width, "height": 900})
-        found += [f"{width}: {wrong}" for wrong in serious_problems(page, *rules)]
-        if more := page.evaluate(SIDEWAYS):
-            found.append(f"{width}: {more} pixels wider than the screen")
-    page.emulate_media(color_scheme="dark")
-    page.evaluate("document.documentElement.classList.add('dark')")  # a page looks at the media once, when it opens
-    found += [f"dark: {wrong}" for wrong in serious_problems(page, "color-contrast")]
-    page.emulate_media(color_scheme="light")
-    return found
+    return found + problems(page, OF_WIDTH, dark="dark")
 
 
 def sign_in(page: Page, name: str, password: str) -> None:
@@ -151,13 +139,13 @@ def test_every_page_is_accessible(browser: Browser, stack: Stack, pages: dict[st
     page = opened(browser, stack)
     sign_in(page, "root", PASSWORD)
     expect(page.get_by_label("Health")).to_be_visible()
-    page.set_viewport_size({"width": PHONE, "height": 900})
+    page.set_viewport_size(PHONE)
     found["the parts of every page, on a phone"] = serious_problems(page)
     for address in pages["addresses"]:
         answer = page.goto(stack.url + address)
         assert answer is not None
         assert answer.status == (404 if "nothing" in address else 200), address
-        found[address] = problems(page)
+        found[address] = checked(page)
     page.context.close()
     assert {address: wrong for address, wrong in found.items() if wrong} == {}
 
@@ -170,7 +158,7 @@ def test_signing_in_and_confirming_are_accessible(browser: Browser, stack: Stack
     expect(page.locator("html")).to_have_class(re.compile(r"\bdark\b"))
     page.emulate_media(color_scheme="light")
     page.reload()
-    found["signing in"] = problems(page)
+    found["signing in"] = checked(page)
     sign_in(page, "root", PASSWORD)
     expect(page.get_by_label("Health")).to_be_visible()
     page.goto(stack.url + pages["grant"])
@@ -178,14 +166,14 @@ def test_signing_in_and_confirming_are_accessible(browser: Browser, stack: Stack
     page.fill("[name=reason]", "x")
     page.get_by_role("button", name="Continue").click()
     expect(page.get_by_role("button", name=re.compile("^Yes"))).to_be_visible()
-    found["confirmation"] = problems(page)
+    found["confirmation"] = checked(page)
     page.context.close()
     stack.manage("shell", "-v0", "-c", LOCK)
     try:
         page = opened(browser, stack)
         sign_in(page, "root", PASSWORD)
         expect(page.get_by_role("heading", name="Too many attempts")).to_be_visible()
-        found["locked"] = problems(page)
+        found["locked"] = checked(page)
     finally:
         stack.manage("axes_reset")
     page.context.close()

@@ -1,16 +1,24 @@
-"""What axe-core finds on a page."""
+"""What axe-core finds on a page, at the width of a desk and of a phone and in the dark."""
 
 from playwright.sync_api import Page
 
 from tests.node import modules
 
-# Not as an element of the page, which its Content-Security-Policy would refuse.
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# The rules that look at colours. In the dark, the elements and their places are the same.
+OF_COLOURS = ("color-contrast", "link-in-text-block")
+SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# A colour that changes slowly would be looked at before it has changed.
+TURN = """([name, dark]) => {
+  if (name) document.documentElement.classList.toggle(name, dark);
+  for (const one of document.getAnimations()) if (one instanceof CSSTransition) one.finish();
+}"""
 CHECK = "async (options) => (await axe.run({resultTypes: ['violations'], ...options})).violations"
 
 
 def serious_problems(page: Page, *rules: str) -> list[str]:
     """The serious and critical violations of the rules (default: all), each with the elements that it is about."""
-    # Once in a document: it takes as long as a check.
+    # Once in a document: it takes as long as a check. An element would be refused by the Content-Security-Policy.
     if not page.evaluate("'axe' in window"):
         page.evaluate((modules() / "axe-core" / "axe.min.js").read_text())
     options = {"runOnly": list(rules)} if rules else {}
@@ -19,3 +27,25 @@ def serious_problems(page: Page, *rules: str) -> list[str]:
         for found in page.evaluate(CHECK, options)
         if found["impact"] in ("serious", "critical")
     ]
+
+
+def turn(page: Page, scheme: str, dark: str = "") -> None:
+    """Show the open page light or dark. A page that has a class ``dark`` looks at the media once, when it opens."""
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.evaluate(TURN, [dark, scheme == "dark"])
+
+
+def problems(page: Page, *of_width: str, dark: str = "") -> list[str]:
+    """What is wrong with the open page at each width, and in the dark. On a phone, only the rules ``of_width`` are
+    checked, if there are any.
+    """
+    found = []
+    for name, size, rules in (("desk", DESK, ()), ("phone", PHONE, of_width)):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        found += [f"{name}: {wrong}" for wrong in serious_problems(page, *rules)]
+        if more := page.evaluate(SIDEWAYS):
+            found.append(f"{name}: {more} pixels wider than the screen")
+    turn(page, "dark", dark)
+    found += [f"dark: {wrong}" for wrong in serious_problems(page, *OF_COLOURS)]
+    turn(page, "light", dark)
+    return found
