@@ -42,6 +42,8 @@ class TaskServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     tool: Callable[[dict[str, Any]], Any] = lambda params: task("t-1", pollIntervalMs=1000) | {"resultType": "task"}
     task: Callable[[dict[str, Any]], Any] = lambda params: task(params["taskId"])
+    # Set to send requests with any other path here, by a redirect.
+    path: str = ""
     # Set to answer with this HTTP status.
     status: int | None = None
     as_events: bool = False
@@ -102,6 +104,12 @@ def task_server() -> Iterator[TaskServer]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             method, params = asked["method"], asked.get("params", {})
+            if server.path and self.path != server.path:
+                self.send_response(307)
+                self.send_header("Location", server.path)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             if "id" not in asked:
                 self._answer(202, b"")
                 return

@@ -187,6 +187,15 @@ def test_a_server_that_is_away_is_asked_until_the_calls_end(bench, tasks):
     assert bench.wait(run["id"])["answer"] == "It is late."
 
 
+def test_a_redirect_to_the_same_server_is_followed_for_tasks_too(bench, tasks):
+    tasks.path = "/mcp/"
+    add_tool(tasks)
+    run = park(bench)
+    tasks.task = lambda params: completed("t-1", "here")
+    look(bench, tasks)
+    assert bench.wait(run["id"])["answer"] == "It is here."
+
+
 def test_a_task_of_a_tool_that_is_disabled_meanwhile_goes_on(bench, tasks):
     tool = add_tool(tasks)
     run = park(bench)

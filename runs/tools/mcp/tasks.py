@@ -4,12 +4,14 @@ One look at a task is one POST, without the SDK and a connection of its own: the
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
+from urllib.parse import urljoin
 
 from mcp.shared.inbound import encode_header_value
 from mcp_types import (
@@ -24,6 +26,7 @@ from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps
 from config.outbound.client import Answer
+from config.outbound.urls import same_server
 from runs.errors import CallError
 from runs.tools.base import (
     PROGRESS_MAX_CHARS,
@@ -190,12 +193,23 @@ async def _request(
         "Mcp-Method": method,
         "Mcp-Name": encode_header_value(task_id),
     }
-    where, limit = (context.user_id, "POST", definition.url), TASK_REQUEST_SECONDS
+    sent: dict[str, Any] = {"headers": headers, "body": body, "timeout_seconds": TASK_REQUEST_SECONDS, "reuse": True}
     try:
-        answer = await send(*where, headers=headers, body=body, timeout_seconds=limit, reuse=True)
+        answer = await send(context.user_id, "POST", definition.url, **sent)
+        if moved := _moved(definition.url, answer):
+            answer = await send(context.user_id, "POST", moved, **sent)
     except ToolFailure as failure:
         raise Away(failure.message) from None
     return _read(definition, answer)
+
+
+def _moved(url: str, answer: Answer) -> str | None:
+    """Where the server wants the request instead, if that is on the same server: the SDK follows it with calls."""
+    if answer.status in (307, 308):
+        with contextlib.suppress(ValueError):
+            target = urljoin(url, answer.headers.get("Location", ""))
+            return target if same_server(url, target) else None
+    return None
 
 
 def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
