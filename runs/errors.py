@@ -74,8 +74,8 @@ class FailureReason(_Code):
     PROVIDER_UNREACHABLE = "provider_unreachable", "No connection to the provider.", _AWAY, True
     CONNECTION_LOST = "connection_lost", "The connection broke before the answer was complete.", _BROKE, True
     MODEL_UNKNOWN = "model_unknown", "The catalogue or the provider does not know the model.", _NOT_SET_UP
-    REQUEST_REFUSED = "request_refused", "The provider refused the request (400, 413, 422).", _REFUSED
-    CONTEXT_TOO_LONG = "context_too_long", "The request is too long for the model.", _TOO_LONG
+    REQUEST_REFUSED = "request_refused", "The provider refused the request (400, 422).", _REFUSED
+    CONTEXT_TOO_LONG = "context_too_long", "The request is too long for the model (413, 400).", _TOO_LONG
     MALFORMED_ANSWER = "malformed_answer", "The provider's answer was not valid.", _BROKE, True
     NO_TEXT = "no_text", "The answer, which is to be a summary, has no text.", _BROKE
     NOT_A_STREAM = "not_a_stream", "The address answers, but not as a model does.", _NOT_SET_UP
