@@ -150,20 +150,22 @@ class Recorded:
         asked = [each for each in self.waitpoints_of(call) if each.kind == WaitpointKind.CREDIT_APPROVAL]
         return asked[-1] if asked else None
 
-    def steps(self, content: str) -> Iterator[tuple[str, list[ToolInvocation]]]:
-        """Each turn that shows something: its text, and its calls. ``content`` is the whole message: it can end with
-        the text of a turn that was not recorded.
+    def steps(self, content: str, *, asks: bool = False) -> Iterator[tuple[str, list[ToolInvocation], list[Waitpoint]]]:
+        """Each turn that shows something: its text, its calls, and if it ``asks``, the waitpoints after it that stand
+        for calls of their own. ``content`` is the whole message: it can end with the text of a turn that was not
+        recorded.
         """
         texts: list[str] = []
         recorded = join_text(turn.text for turn in self.turns)
         for turn in self.turns:
             texts.append(turn.text)
-            if calls := self._shown(turn.index):
-                yield join_text(texts), calls
+            calls, own = self._shown(turn.index), self.own(turn.index) if asks else []
+            if calls or own:
+                yield join_text(texts), calls, own
                 texts = []
         texts.append(content[len(recorded) :].removeprefix(SEPARATOR if recorded else ""))
         if any(texts):
-            yield join_text(texts), []
+            yield join_text(texts), [], []
 
     def _shown(self, turn: int) -> list[ToolInvocation]:
         """The turn's calls that a stream has shown, in that order."""

@@ -212,6 +212,22 @@ def test_a_client_gets_the_outcome_of_a_call_that_has_waited_for_credits(chat):
     assert outputs(frames) == [drawn["toolCallId"], located["toolCallId"]]
 
 
+@pytest.mark.parametrize("text", ["/say Text\n", ""])
+def test_an_approval_after_a_turn_without_calls_is_listed(chat, text):
+    """The output did not fit, and the budget does not reach for another try."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    script = f'/usage 1000 1000\n{text}/call submit_output {{"n": "x"}}\n/call submit_output {{"n": 1}}'
+    message = waiting(chat, script, run={"outputSchema": schema, "onCreditsExhausted": "wait", "maxCredits": 2.3})
+    assert kinds(message) == ["step-start", *(["text"] if text else []), "model"]
+    assert message["parts"][-1]["state"] == "approval-requested"
+    shown = [
+        part_type(part).partition("-")[0]
+        for _, part in chat.resume()
+        if part_type(part).endswith(("start", "available"))
+    ]
+    assert shown == ["start", *(["text"] if text else []), "tool"]
+
+
 def test_a_stream_that_is_behind_does_not_stop_for_the_client(chat, monkeypatch):
     """What has happened meanwhile would never come: the client goes on after its own answers."""
     chat.send(said(BOTH), run=LOCATE | {"maxCredits": 1})

@@ -281,7 +281,7 @@ def _shown(row: Message, recorded: Mapping[str, Recorded], names: Mapping[str, s
     if row.role == Message.Role.USER:
         yield {"id": names.get(row.run_id, row.pk), "role": "user", "content": row.content}
         return
-    for turn, (text, calls) in enumerate(recorded[row.run_id].steps(row.content), 1):
+    for turn, (text, calls, _) in enumerate(recorded[row.run_id].steps(row.content), 1):
         made = [tool_call(call.pk, call.name, to_text(call.input)) for call in calls]
         said = ({"content": text} if text else {}) | ({"toolCalls": made} if made else {})
         yield {"id": turn_message(row.pk, turn), "role": "assistant", **said}

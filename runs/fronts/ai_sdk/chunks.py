@@ -213,11 +213,11 @@ def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     if first := recorded.own(0):
         parts += [STEP, *map(_own, first)]
-    for text, calls in recorded.steps(message.content):
-        parts.append(STEP)
+    for text, calls, own in recorded.steps(message.content, asks=True):
+        if text or calls or not parts:
+            parts.append(STEP)
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
-        own = recorded.own(calls[0].turn_index) if calls else []
         for number, call in enumerate(calls):
             while own and own[0].created_at < recorded.shown_at(call):
                 parts.append(_own(own.pop(0)))
