@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
 from django.core.management.commands import flush
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.operations import DatabaseOperations
 from django.test import override_settings
 from django.utils import timezone
@@ -117,20 +118,27 @@ def pages_have_no_limit(settings: Any) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def permissions_are_copied() -> Iterator[None]:
-    """A transactional test ends with a flush, which would otherwise derive all permissions from the models again."""
+def permissions_are_kept() -> Iterator[None]:
+    """The flush after a transactional test would otherwise derive all permissions from the models again. It does so
+    only if the test added or deleted some.
+    """
     derive, tables = flush.emit_post_migrate_signal, (ContentType, Permission)
-    derived: dict[str, list[list[Any]]] = {}
+    derived: dict[str, list[int]] = {}
+
+    def delete_others(style: Any, connection: BaseDatabaseWrapper, **options: Any) -> list[str]:
+        found = connection.introspection.django_table_names(only_existing=True, include_views=False)
+        kept = {table._meta.db_table for table in tables}
+        return connection.ops.sql_flush(style, [name for name in found if name not in kept], **options)
 
     def restore(verbosity: int, interactive: bool, db: str) -> None:
-        if db not in derived:
+        if derived.get(db) != [table.objects.using(db).count() for table in tables]:
+            for table in reversed(tables):
+                table.objects.using(db).all().delete()
             derive(verbosity, interactive, db)
-            derived[db] = [list(table.objects.using(db).all()) for table in tables]
-            return
-        for table, rows in zip(tables, derived[db], strict=True):
-            table.objects.using(db).bulk_create(rows)
+            derived[db] = [table.objects.using(db).count() for table in tables]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flush, "sql_flush", delete_others)
         patch.setattr(flush, "emit_post_migrate_signal", restore)
         yield
 
