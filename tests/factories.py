@@ -9,6 +9,7 @@ import factory
 from django.contrib.auth import get_user_model
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
+from django.db import transaction
 from django.db.models import F, QuerySet
 from factory.django import DjangoModelFactory
 from rest_framework.test import APIClient
@@ -210,9 +211,10 @@ def seed_catalogue() -> None:
     from runs.models import AgentModel, Provider
 
     if not AgentModel.objects.exists():
-        for row in PROVIDERS:
-            Provider.objects.get_or_create(name=row["name"], defaults=row)
-        for row in MODELS:
-            AgentModel.objects.create(**row | {"provider": Provider.objects.get(name=row["provider"])})
-        add_builtin_tools()
+        providers = {row["name"]: Provider(**row) for row in PROVIDERS}
+        models = [AgentModel(**row | {"provider": providers[row["provider"]]}) for row in MODELS]
+        with transaction.atomic():
+            Provider.objects.bulk_create(providers.values())
+            AgentModel.objects.bulk_create(models)
+            add_builtin_tools()
     catalogue.forget()

@@ -31,7 +31,6 @@ def shown(client: Any, what: str, name: str) -> Any:
 @pytest.fixture(autouse=True)
 def _catalogue(user: Any) -> None:
     ledger.grant(user.pk, 1000 * MICRO, cause="test")
-    factories.seed_catalogue()
     agents.save("support", display_name="Support")
 
 

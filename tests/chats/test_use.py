@@ -8,7 +8,6 @@ from chats.models import Attachment, Message
 from runs.models import Run
 from tests import factories
 from tests.chats.conftest import code, fields, ready
-from tests.lifecycle.conftest import seed_catalogue
 from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db
@@ -105,7 +104,6 @@ def test_deleting_a_chat_hides_its_attachments_immediately(session, chat):
 
 @pytest.mark.django_db(transaction=True)
 def test_only_one_of_many_concurrent_messages_uses_an_attachment():
-    seed_catalogue()
     user = factories.UserFactory()
     client = factories.session_client(user)
     chats = [client.post("/api/v1/chats", {}, format="json").json()["id"] for _ in range(4)]

@@ -14,7 +14,6 @@ from config.kernel import clock
 from credits import ledger
 from runs import lifecycle, services
 from runs.models import Run, ToolInvocation, Turn, Waitpoint, WaitpointKind
-from tests.lifecycle.conftest import seed_catalogue
 
 pytestmark = [
     pytest.mark.faults,
@@ -64,7 +63,6 @@ def waiting_run(user: Any) -> Waitpoint:
 
 def test_the_first_of_answer_cancel_and_expiry_wins(user, settings) -> None:
     settings.RUN_USER_LIMIT = 0
-    seed_catalogue()
     ledger.account_for(user.pk)
     ledger.grant(user.pk, ROUNDS * (PRICE + TURN_COST), cause="test", reason="a test")
     before = ledger.account_for(user.pk).balance

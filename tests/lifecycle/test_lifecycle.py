@@ -11,7 +11,6 @@ from runs import lifecycle, services
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
-from tests.factories import seed_catalogue
 from tests.lifecycle.conftest import joined
 from webhooks.models import Delivery
 
@@ -311,7 +310,6 @@ def test_late_answer_expires_the_waitpoint_before_the_sweep(bench, settings):
 
 
 def test_cancel_a_queued_run(session, nudges):
-    seed_catalogue()
     chat = session.post("/api/v1/chats", {}, format="json").json()["id"]
     run = session.post(f"/api/v1/chats/{chat}/runs", {"message": "x"}, format="json").json()
     cancelled = session.post(f"/api/v1/runs/{run['id']}/cancel").json()

@@ -15,17 +15,11 @@ from runs import lifecycle
 from runs.models import Run, RunEvent
 from tests import factories
 from tests.driver import until
-from tests.factories import seed_catalogue
 from tests.threads import side_by_side
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HELD = '/usage 0 0\n/call draw_chart {"title": "T", "series": [1]}'
-
-
-@pytest.fixture(autouse=True)
-def catalogue_rows(transactional_db):
-    seed_catalogue()
 
 
 def enqueue(client: Any, chat: str) -> tuple[int, str]:

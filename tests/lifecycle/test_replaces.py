@@ -210,7 +210,6 @@ def test_a_run_can_be_replaced_twice(bench: Bench):
 
 @pytest.mark.parametrize("on_active_run", ["reject", "enqueue", "cancel"])
 def test_of_replacements_at_the_same_time_one_is_left(user, session, settings, on_active_run: str):
-    factories.seed_catalogue()
     settings.RATE_LIMIT_RUN_STARTS = 1000
     chat = factories.ChatFactory(user=user)
     run = factories.RunFactory(chat=chat, created_at=clock.now())
@@ -252,7 +251,6 @@ def long_chat(user: Any, runs: int) -> tuple[str, list[str]]:
 
 
 def test_the_statements_of_a_replacement_do_not_grow_with_the_chat(user, session):
-    factories.seed_catalogue()
     counts = []
     catalogue.refresh()
     for runs in (2, 200):
@@ -282,7 +280,6 @@ def compaction(run: str, index: int, **cut: Any) -> Compaction:
 
 
 def test_a_summary_is_used_only_while_none_of_its_runs_is_replaced(user):
-    factories.seed_catalogue()
     chat, ids = long_chat(user, 5)
     kept = compaction(ids[2], 1, last_run_id=ids[0], text="Of the first.")
     compaction(ids[4], 1, last_run_id=ids[2], text="Of the first three.")
