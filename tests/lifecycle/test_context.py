@@ -10,13 +10,14 @@ import pytest
 from config.kernel.money import MICRO
 from credits.models import LedgerEntry
 from runs import catalogue
+from runs.engine.history import RUN_HISTORY_RUNS
 from runs.errors import FailureReason
 from runs.llm.base import ToolMessage
 from runs.models import AgentModel, Compaction, ModelAttempt, Run, Turn
 from runs.tools.base import ToolResult
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
-from tests.lifecycle.contexts import Provider, common, fill, in_chat, laws, provider, window  # noqa: F401
+from tests.lifecycle.contexts import Provider, common, fill, in_chat, provider, rich, window  # noqa: F401
 from tests.tiers import slow
 
 # ruff: noqa: F811 (fixtures)
@@ -135,9 +136,10 @@ def plant(number: int) -> str:
     return f"{call(f'fact{number}')}\n/say {'word ' * 100}\n{'padding ' * 60}"
 
 
-@pytest.mark.parametrize("runs", [40, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
-def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monkeypatch, runs):
+def test_a_chat_that_outgrows_the_window_continues(bench, provider, window, monkeypatch):
+    """Several summaries, each of the one before, and more runs than are read of a chat."""
     window(8000)
+    runs = RUN_HISTORY_RUNS + 5
     results(monkeypatch, lambda expression: f"The code of {expression} is Q{expression}Q. " + "x" * 500)
     chat = bench.chat()
     in_chat(bench, chat, "remember: the user is called Ada")
