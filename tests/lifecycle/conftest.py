@@ -19,7 +19,6 @@ from runs.engine.engine import Engine
 from runs.engine.session import Interruption
 from runs.models import Run, RunEvent, Worker
 from tests.driver import FINAL, Driver, InProcess, until
-from tests.factories import seed_catalogue
 
 
 class Bench(Driver):
@@ -46,7 +45,6 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     monkeypatch.setattr("runs.engine.heartbeat.BEATS_PER_LEASE", 150)
     for module in ("line", "parking", "runs", "sweeps", "waitpoints"):
         monkeypatch.setattr(f"runs.lifecycle.{module}.NUDGE_GRACE", timedelta(seconds=0.5))
-    seed_catalogue()
     catalogue.refresh()
     made: list[Engine] = []
     opened: list[BaseDatabaseWrapper] = []
@@ -107,6 +105,13 @@ def vanish(engine: Engine) -> None:
 @pytest.fixture
 def bench(engines, session) -> Bench:
     return Bench(session, engines())
+
+
+@pytest.fixture
+def laws(db: None) -> Iterator[None]:
+    """After the test, nothing violates an invariant, and the accounts are what the ledger says."""
+    yield
+    assert lifecycle.violations() == []
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from credits.models import LedgerEntry
-from runs import catalogue, lifecycle
+from runs import catalogue
 from runs.engine import requests
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, TextDelta, TurnEnd, Usage
 from runs.models import AgentModel, CountedBeginning, Provider, Tool
 from tests.lifecycle.conftest import Bench
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("laws")]
 
 LONG = "You are the support agent of Example. Answer briefly and politely. " * 50
 
@@ -62,12 +62,6 @@ def model(monkeypatch, engines) -> Talkative:
     requests._known.clear()
     yield talkative
     requests._known.clear()
-
-
-@pytest.fixture(autouse=True)
-def _laws(db: None) -> Any:
-    yield
-    assert list(lifecycle.violations()) == []
 
 
 def spent(bench: Bench, budget: float = 6, **body: Any) -> float:

@@ -11,7 +11,6 @@ from config.kernel import clock
 from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import Account, LedgerEntry
-from credits.reconcile import drift
 from runs import catalogue, lifecycle
 from runs.catalogue import agents
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
@@ -20,18 +19,11 @@ from tests.factories import EndpointFactory, UserFactory
 from tests.lifecycle.conftest import Bench, vanish
 from webhooks.models import Delivery
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("laws")]
 
 # A turn of such a run needs about 0.39 credits, and a chart 12.
 SAY = "/say ok"
 CHART = '/call draw_chart {"title": "t", "series": [1]}\n/say {result}'
-
-
-@pytest.fixture(autouse=True)
-def _laws(db: None) -> Any:
-    yield
-    assert list(lifecycle.violations()) == []
-    assert list(drift()) == []
 
 
 @pytest.fixture

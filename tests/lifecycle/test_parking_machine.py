@@ -18,13 +18,12 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.money import MICRO
 from credits.models import LedgerEntry
-from credits.reconcile import drift
 from runs import lifecycle
 from runs.engine import history, session
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
 from runs.tools.base import Parked, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue, Question
-from tests.factories import UserFactory, force_update, seed_catalogue, session_client
+from tests.factories import UserFactory, force_update, session_client
 from tests.tiers import examples
 
 WORKERS = ("wrk_a", "wrk_b")
@@ -278,12 +277,10 @@ class Parking(RuleBasedStateMachine):
         lifecycle.request_cancel(self.run_id)
         assert Run.objects.get(pk=self.run_id).status in FINAL_RUN_STATUSES
         assert list(lifecycle.violations(workers=False)) == []
-        assert list(drift()) == []
 
 
 @pytest.mark.django_db
 def test_any_order_of_callbacks_results_answers_crashes_and_cancels_is_right():
-    seed_catalogue()
     run_state_machine_as_test(
         Parking,
         settings=settings(

@@ -17,7 +17,7 @@ from runs.llm.base import ModelError, ModelEvent, ModelRequest, TextDelta, ToolC
 from runs.models import AgentModel, Compaction, ModelAttempt, Run
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
-from tests.lifecycle.contexts import Provider, fill, in_chat, laws, provider, window  # noqa: F401
+from tests.lifecycle.contexts import Provider, fill, in_chat, provider, rich, window  # noqa: F401
 from tests.tiers import slow
 
 # ruff: noqa: F811 (fixtures)
