@@ -3,7 +3,7 @@
 import base64
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,9 +43,9 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         if not is_fernet_key(key):
             make = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
             yield 5, f"ENCRYPTION_KEYS: key {place} is not a Fernet key.", f"Create one: {make}"
-    if settings.REDIS_URL and urlsplit(settings.REDIS_URL).scheme not in REDIS_SCHEMES:
+    if settings.REDIS_URL and not is_url(settings.REDIS_URL, REDIS_SCHEMES):
         yield 6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…"
-    if not is_http_url(settings.BASE_URL):
+    if not is_http_url(settings.BASE_URL) or any(sign in settings.BASE_URL for sign in "?#@ "):
         yield 7, "BASE_URL is not an http(s) address.", "Set BASE_URL, for example to https://api.example.com"
     for name in ("SIGNUP_CREDITS", "CREDIT_APPROVAL_THRESHOLD"):
         try:
@@ -121,10 +121,14 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
 
 
 def is_http_url(text: str) -> bool:
+    return is_url(text, {"http", "https"}) and bool(urlsplit(text).hostname)
+
+
+def is_url(text: str, schemes: Collection[str]) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
+        return parts.scheme in schemes and parts.port != 0
+    except ValueError:  # also of a port that is no number up to 65535
         return False
 
 

@@ -186,6 +186,21 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
     assert "a-secret-that-is-none" not in printed
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REDIS_URL", "redis://host:port/0"),
+        ("REDIS_URL", "redis://host:99999/0"),
+        ("REDIS_URL", "redis://[host"),
+        ("BASE_URL", "https://host:99999"),
+        ("BASE_URL", "https://me@example.com"),
+        ("BASE_URL", "https://example.com?a=b"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_reported(tmp_path, name, value):
+    assert f"{name} is not" in check(tmp_path, PRODUCTION | {name: value})
+
+
 @pytest.mark.parametrize("url", ["mysql://u:p@host/name", "nonsense", "postgres://host:port/name"])
 def test_an_unsupported_database_is_reported(tmp_path, url):
     assert "DATABASE_URL" in check(tmp_path, PRODUCTION | {"DATABASE_URL": url})
