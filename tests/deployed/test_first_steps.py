@@ -1,59 +1,18 @@
-"""The first minutes with the service: `make run` prints what it does and what to do next. Errors name the variable."""
+"""The first minutes with the service: errors name the variable, long commands print their progress."""
 
 import fcntl
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import requests
 
 from tests.deployed.deployment import python
-from tests.e2e.test_make_run import LocalService
-from tests.stack.process import ROOT, free_port, wait_for
+from tests.stack.process import ROOT, free_port
 
 pytestmark = pytest.mark.stack
-
-
-def test_the_links_and_commands_that_make_run_prints_work(tmp_path: Path) -> None:
-    service = LocalService(tmp_path)
-    try:
-        wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")
-        said = service.log.read_text()
-        # Each long step is announced before it begins.
-        for earlier, later in (("Preparing the database…", "Starting the service…"), ("Starting the", "is running on")):
-            assert said.index(earlier) < said.index(later)
-        links = dict(re.findall(r"^  ([A-Z][\w ]*?) {2,}(http://\S+)", said, re.M))
-        assert {"Playground", "API documentation", "Admin"} <= set(links)
-        for name, link in links.items():
-            answer = requests.get(link, timeout=30)
-            assert answer.status_code == 200, name
-            # Without a built site, the documentation is its Markdown.
-        assert ("text/plain" if name == "Documentation" else "text/html") in answer.headers["Content-Type"]
-        snippet = said[said.index("A first run") : said.index("Ctrl-C stops it")].partition(":\n")[2]
-        done = subprocess.run(
-            ["bash", "-ec", snippet.replace(".venv/bin/python", sys.executable)],
-            cwd=ROOT,
-            env={**os.environ, "VAR_DIR": str(tmp_path / "var"), "DATABASE_URL": "", "REDIS_URL": ""},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Hello! I am the demo model" in done.stdout
-        # Messages, files and secrets of all users.
-        assert (tmp_path / "var").stat().st_mode & 0o777 == 0o700
-        # Log lines are plain text, not JSON.
-        assert '{"time"' not in service.log.read_text()
-    finally:
-        service.process.send_signal(signal.SIGINT)
-        service.process.wait(40)
-
 
 WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents", "DATABASE_URL": "mysql://nowhere/x"}
 

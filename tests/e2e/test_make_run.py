@@ -1,4 +1,4 @@
-"""Behaviour that needs real processes: a complete run, a killed worker, an orderly stop, a malformed request."""
+"""What needs real processes: `make run`, a whole run, a killed worker, an orderly stop, a malformed request."""
 
 import os
 import re
@@ -122,19 +122,49 @@ def check_printed_links_and_password(service: LocalService) -> None:
     text, base = service.log.read_text(), f"http://127.0.0.1:{service.port}"
     (password,) = re.findall(r"user admin, password (\S+)", text)
     (token,) = re.findall(r"/playground#token=(\S+)", text)
+    links = dict(re.findall(r"^  ([A-Z][\w ]*?) {2,}(http://\S+)", text, re.M))
+    assert {"Playground", "API documentation", "Admin"} <= set(links)
     with requests.Session() as browser:
         browser.trust_env = False
         bearer = {"Authorization": f"Bearer {token}"}
         assert browser.get(f"{base}/api/v1/me", headers=bearer, timeout=20).json()["username"] == "demo"
         for path in ("/playground", "/api/docs", "/admin/"):
             assert f"{base}{path}" in text
-            assert browser.get(f"{base}{path}", timeout=20).status_code == 200
+        for name, link in links.items():
+            answer = browser.get(link, timeout=30)
+            assert answer.status_code == 200, name
+            # Without a built site, the documentation is its Markdown.
+            kind = "text/plain" if name == "Documentation" else "text/html"
+            assert kind in answer.headers["Content-Type"], name
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         answer = browser.post(f"{base}/admin/login/?next=/admin/", form, timeout=20)
         assert "Oldest queued run" in answer.text
     assert "user admin. For a new password" in prepared(service)
     var = service.log.parent / "var"
+    # Messages, files and secrets of all users.
+    assert var.stat().st_mode & 0o777 == 0o700
     assert not [path for path in var.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+
+
+def check_printed_steps_and_commands(service: LocalService) -> None:
+    """Each long step is announced before it begins, and the printed commands run as they are."""
+    said = service.log.read_text()
+    for earlier, later in (("Preparing the database…", "Starting the service…"), ("Starting the", "is running on")):
+        assert said.index(earlier) < said.index(later)
+    snippet = said[said.index("A first run") : said.index("Ctrl-C stops it")].partition(":\n")[2]
+    done = subprocess.run(
+        ["bash", "-ec", snippet.replace(".venv/bin/python", sys.executable)],
+        cwd=ROOT,
+        env={**os.environ, "VAR_DIR": str(service.log.parent / "var"), "DATABASE_URL": "", "REDIS_URL": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Hello! I am the demo model" in done.stdout
+    # Log lines are plain text, not JSON.
+    assert '{"time"' not in service.log.read_text()
 
 
 def check_a_killed_worker_is_replaced(service: LocalService) -> None:
@@ -171,6 +201,7 @@ def test_make_run_leaves_no_process_behind(tmp_path: Path, number: signal.Signal
         assert len(children) >= 5
         if number == signal.SIGINT:
             check_printed_links_and_password(service)
+            check_printed_steps_and_commands(service)
             check_a_killed_worker_is_replaced(service)
             children = psutil.Process(service.process.pid).children(recursive=True)
         service.process.send_signal(number)
