@@ -56,6 +56,8 @@ class ResponsesTurn(TurnReader):
                 self.grow(event["delta"])
             case "response.output_item.done":
                 self._finish_item(_index(event), event["item"])
+            case "response.completed" | "response.incomplete" if not self.has_begun and event["response"].get("output"):
+                return self.read_document(event["response"])  # a server that streams nothing
             case "response.completed" | "response.incomplete" | "response.failed":
                 self._end(event["response"])
             case "error":

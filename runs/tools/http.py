@@ -40,6 +40,12 @@ VALUES_MAX = 100_000
 REASON_CHARS = 300
 REASON_BYTES = 32 * 1024
 CALLBACK_TOKEN = re.compile(r"inv_[A-Za-z0-9]{1,60}\.[A-Za-z0-9_-]{43}")
+# In a header, or in a page. Only codecs that decode in linear time: any other is ignored.
+CHARSET = re.compile(
+    r"charset=[\"']?((?:utf-?(?:8|16|32)|us-ascii|latin-?1|iso-?8859-|windows-125|cp125|koi8-[ru]|gbk|gb2312|gb18030"
+    r"|big5|shift[_-]?jis|euc-(?:jp|kr))[0-9bel]{0,2})(?![\w-])",
+    re.IGNORECASE,
+)
 
 
 async def send(
@@ -80,6 +86,12 @@ def is_too_long(answer: Answer) -> bool:
     return answer.truncated and len(answer.body) >= settings.TOOL_ANSWER_MAX_BYTES
 
 
+def require_plain(answer: Answer) -> None:
+    """Raises ToolFailure for a compressed body."""
+    if answer.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise tool_error("The server sent a compressed answer, although the request does not accept one.")
+
+
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult | Parked:
     """Post the call. Raises ToolFailure unless the answer is 2xx, complete and within the limits."""
     told: dict[str, Any] = {"input": input}
@@ -95,6 +107,7 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
         raise tool_error(f"The connection broke during the answer of {definition.name}.")
+    require_plain(answer)
     if image := image_of(answer.body, answer.headers.get("Content-Type", "")):
         return ToolResult("", images=(image,))
     return await context.threads.compute(context.user_id, len(answer.body), _result, definition, answer)
@@ -183,8 +196,8 @@ def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
 
 def decoded(body: bytes, content_type: str) -> str:
     """A body that is not JSON as text."""
-    kind, _, charset = content_type.partition("charset=")
-    for codec in ("utf-8", charset.strip('" ') or "ascii"):
+    kind, named = content_type.partition("charset=")[0], CHARSET.search(content_type)
+    for codec in ("utf-8", named[1] if named else "ascii"):
         with contextlib.suppress(LookupError, ValueError):
             return body.decode(codec)
     return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"

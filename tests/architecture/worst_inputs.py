@@ -219,8 +219,8 @@ PATTERNS: dict[str, list[Work] | str] = {
         ANSWER,
         *("inv_", "inv_a", "inv_a.", f"inv_{'a' * 60}", f"inv_a.{'a' * 42} ", f"inv_{'a' * 60}.{'a' * 43}"),
     ),
-    "runs/tools/builtin/web_fetch.py: CHARSET": around(
-        web_fetch.CHARSET.search, HEADER, "charset=", "charset=utf", "charset='iso-8859-"
+    "runs/tools/http.py: CHARSET": around(
+        http_tool.CHARSET.search, HEADER, "charset=", "charset=utf", "charset='iso-8859-"
     ),
     "runs/tools/builtin/web_fetch.py: _MARKUP": around(
         web_fetch.page_text,

@@ -133,6 +133,16 @@ def test_items_without_an_index_are_distinguished_by_id(turn):
     assert heard.calls == [ToolCall("fc_1", "calculate", '{"a":1}'), ToolCall("fc_2", "calculate", "{}")]
 
 
+@pytest.mark.parametrize("provider", ["openai_responses"], indirect=True)
+def test_an_answer_that_comes_whole_with_its_end(turn):
+    """Some servers accept ``stream`` and stream nothing."""
+    call = {"type": "function_call", "call_id": "fc_1", "name": "calculate", "arguments": "{}"}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+    response = {"status": "completed", "output": [message, call], "usage": {"input_tokens": 21, "output_tokens": 13}}
+    heard = turn("x", raw=data({"type": "response.completed", "response": response}))
+    assert (heard.text, heard.calls) == ("Let me see.", [ToolCall("fc_1", "calculate", "{}")])
+
+
 @pytest.mark.parametrize(
     ("fields", "reason", "says"),
     [

@@ -1,6 +1,7 @@
 """Tests of the HTTP tools that staff add, against a real server."""
 
 import dataclasses
+import gzip
 import json
 from base64 import b64encode
 
@@ -166,6 +167,8 @@ def test_any_other_answer_is_the_result_itself(call, server, answer, text, statu
         ("text/plain; charset=latin-1", b"Gr\xf6\xdfe", "Größe"),
         ('text/plain; charset="iso-8859-1"', b"Gr\xf6\xdfe", "Größe"),
         ("text/plain; charset=none", b"Gr\xf6\xdfe", "[text/plain, which is not text]"),
+        # A codec of Python alone. Some of those need time that grows with the square of a body.
+        ("text/plain; charset=unicode_escape", b"Gr\xf6\xdfe", "[text/plain, which is not text]"),
         ("text/plain; charset=utf-8", b"Gr\xf6\xdfe", "[text/plain, which is not text]"),
         ("", b"\xff", "[bytes, which is not text]"),
         ("application/pdf", b"%PDF\xff", "[application/pdf, which is not text]"),
@@ -207,6 +210,13 @@ def test_an_answer_over_the_limit_is_a_tool_error(call, server):
         server.answers({"result": "x" * (2000 - 13)})
         caught = failure(call, http_tool(server.url), {})
     assert (caught.code, "2000 bytes" in caught.message) == ("TOOL_ERROR", True)
+
+
+def test_a_compressed_answer_is_a_tool_error(call, server):
+    """Not a result that costs the price: the model could not read it."""
+    server.headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    server.answers(gzip.compress(b'{"result": "x"}'))
+    assert failure(call, http_tool(server.url), {}).code == "TOOL_ERROR"
 
 
 def test_an_answer_of_too_many_values_is_read_as_text(call, server):

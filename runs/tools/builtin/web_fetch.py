@@ -23,19 +23,13 @@ from runs.tools.base import (
     input_object,
     tool_error,
 )
-from runs.tools.http import is_too_long, send
+from runs.tools.http import CHARSET, is_too_long, require_plain, send
 
 REDIRECTS_MAX = 5
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 PAGES = frozenset({"text/html", "application/xhtml+xml"})
 TEXTS = frozenset({"application/json", "application/xml", "application/javascript", "application/x-ndjson"})
 HEADERS = {"Accept": "text/html, text/*;q=0.9, application/json;q=0.8, */*;q=0.1"}
-# In a header or a page. Only codecs that decode in linear time: a page with any other charset is read as UTF-8.
-CHARSET = re.compile(
-    r"charset=[\"']?((?:utf-?(?:8|16|32)|us-ascii|latin-?1|iso-?8859-|windows-125|cp125|koi8-[ru]|gbk|gb2312|gb18030"
-    r"|big5|shift[_-]?jis|euc-(?:jp|kr))[0-9bel]{0,2})(?![\w-])",
-    re.IGNORECASE,
-)
 CHARSET_SEARCHED_BYTES = 2048
 
 # Each costs a call in Python. With more, a page is shown as it is.
@@ -78,8 +72,7 @@ async def web_fetch(definition: ToolDefinition, input: dict[str, Any], context: 
 def _text(answer: Answer) -> str:
     if not 200 <= answer.status < 300:
         raise tool_error(f"The server answered with HTTP status {answer.status}.")
-    if answer.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise tool_error("The server sent a compressed page, although the request excludes compression.")
+    require_plain(answer)
     header = answer.headers.get("content-type") or "text/plain"
     kind = header.partition(";")[0].strip().lower()
     if not (kind in PAGES or kind in TEXTS or kind.startswith("text/") or kind.endswith(("+json", "+xml"))):
