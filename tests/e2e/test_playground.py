@@ -186,13 +186,6 @@ def test_an_edit_replaces_a_run_that_waits(service: Stack, page: Page) -> None:
     expect(page.locator(".question")).to_have_count(0)
 
 
-def test_a_refused_attachment_says_why(browser: Browser, service: Stack) -> None:
-    with browsing(browser, service.url, "/playground", viewport=WIDE, tolerated="400") as page:
-        sign_in(page, service.token("ada"))
-        page.set_input_files("#file", {"name": "a.exe", "mimeType": "application/x-msdownload", "buffer": b"MZ"})
-        expect(page.locator("#files li.broken")).to_contain_text("contentType")
-
-
 def test_markdown_of_a_model_is_sanitised(service: Stack, page: Page) -> None:
     sign_in(page, service.token("ada"))
     said(page, HOSTILE)
