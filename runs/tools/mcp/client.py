@@ -123,7 +123,7 @@ async def _make(
 ) -> Outcome:
     """Call the tool, again where its server asks for something that is declined."""
     name = definition.remote_name or definition.name
-    # Otherwise the SDK asks for the tool's schemas after the call.
+    # The SDK keeps what it lists: some arguments are repeated in headers.
     async for tools in _pages(client):
         if any(tool.name == name for tool in tools):
             break
