@@ -1,5 +1,6 @@
 """Fixtures that the tests of all apps share."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -88,6 +89,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     collect_less_often()
+
+
+def pytest_unconfigure() -> None:
+    """What ends with the process may log, to streams that pytest has closed."""
+    logging.raiseExceptions = False
 
 
 def pytest_collection_finish() -> None:

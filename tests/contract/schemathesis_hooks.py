@@ -78,7 +78,9 @@ def is_beyond_schemas(error: dict[str, Any]) -> bool:
     if error["message"].startswith(JSON_RULES):
         return True
     fields = error.get("details", {}).get("fields", {})
-    return bool(fields) and all(
-        field in FIELDS or field.partition(".")[0] in LISTS or all(message in MESSAGES for message in messages)
-        for field, messages in fields.items()
+    # The front ends take the options of a run as fields of ``run``.
+    names = {field.removeprefix("run."): messages for field, messages in fields.items()}
+    return bool(names) and all(
+        name in FIELDS or name.partition(".")[0] in LISTS or all(message in MESSAGES for message in messages)
+        for name, messages in names.items()
     )
