@@ -46,6 +46,10 @@ class FrontViewSet(ServiceViewSet):
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.answered_now: set[str] = set()
+
     def chat(self, key: str) -> Chat:
         """The caller's chat with this id or client id. Raises NotFound."""
         found = find_chat(self.request.user, key)
@@ -116,14 +120,20 @@ class FrontViewSet(ServiceViewSet):
             raise starts.renamed(error, "run", given) from None
 
     def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
-        """Returns the waitpoint's id."""
+        """Returns the waitpoint's id. A body can answer it thousands of times; the first answer counts."""
         self.require_scope("waitpoints:respond")
-        return services.respond(waitpoint, answer | {"kind": waitpoint.kind}).pk
+        if waitpoint.pk not in self.answered_now:
+            services.respond(waitpoint, answer | {"kind": waitpoint.kind})
+            self.answered_now.add(waitpoint.pk)
+        return waitpoint.pk
 
     def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> str:
-        """Returns the call's id."""
+        """Returns the call's id. As ``respond``."""
         self.require_scope("runs:write")
-        return services.submit_result(call, outcome).pk
+        if call.pk not in self.answered_now:
+            services.submit_result(call, outcome)
+            self.answered_now.add(call.pk)
+        return call.pk
 
 
 def position_of(request: Request) -> Position:

@@ -193,6 +193,14 @@ def test_an_answer_may_come_under_the_id_of_the_run_that_asked(thread):
     assert thread.bench.get(run["id"])["answer"] == "So Tuesday"
 
 
+def test_thousands_of_answers_to_one_interrupt_cost_no_more_than_one(thread, django_assert_max_num_queries):
+    run = thread.run(said("/ask Which day?\n/say So {result}"))
+    (entry,) = resolved(run, "Tuesday")["resume"]
+    with django_assert_max_num_queries(150):
+        thread.send(said("/ask …"), resume=[entry, *[entry | {"payload": "Friday"}] * 500])
+    assert thread.bench.wait(run["id"])["answer"] == "So Tuesday"
+
+
 def test_an_answer_that_comes_twice_shows_the_same_again(thread):
     run = thread.run(said("/ask Which day?\n/say So {result}"))
     thread.send(said("/ask …"), **resolved(run, "Tuesday"))

@@ -215,6 +215,14 @@ def test_a_new_message_cancels_a_run_that_waits_and_follows_one_that_works(chat)
     assert chat.bench.wait(working["id"])["status"] == "cancelled"
 
 
+def test_thousands_of_answers_to_one_question_cost_no_more_than_one(chat, django_assert_max_num_queries):
+    run = chat.run(said(CHART))
+    message = approved(chat.messages()[-1], True)
+    with django_assert_max_num_queries(150):
+        chat.send(message | {"parts": [*message["parts"], *message["parts"][-1:] * 500]})
+    assert chat.bench.wait(run["id"])["status"] == "completed"
+
+
 def test_what_is_no_answer_changes_nothing(chat, user):
     """Forged approvals, results of calls of the server, ids of another user."""
     run = chat.run(said(CHART))

@@ -145,11 +145,14 @@ class AgUiViewSet(FrontViewSet):
     def answered(self, chat: Chat, sent: Sent) -> Answered | None:
         """Give the client's answers. None if it has none."""
         run, index, is_late, repeats = None, 0, True, False
-        for entry in sent.resume:
-            asked = self.waitpoint(chat, entry)  # an unknown one refuses the request, before another one is answered
+        entries: dict[str, tuple[int, dict[str, Any]]] = {}
+        for position, entry in enumerate(sent.resume):  # of thousands about one interrupt, the first counts
+            entries.setdefault(str(entry.get("interruptId")), (position, entry))
+        for name in entries:
+            asked = self.waitpoint(chat, name)  # an unknown one refuses the request, before another one is answered
             repeats |= reads.has_outcomes(asked.run_id, reads.index_of_question(asked))
-        for position, entry in enumerate(sent.resume):
-            waitpoint = self.waitpoint(chat, entry)
+        for name, (position, entry) in entries.items():
+            waitpoint = self.waitpoint(chat, name)
             is_late &= waitpoint.status != WaitpointStatus.PENDING
             self.give(waitpoint, entry, f"resume.{position}")
             run, index = waitpoint.run, reads.index_of_question(waitpoint)
@@ -166,11 +169,9 @@ class AgUiViewSet(FrontViewSet):
         after = index if sent.resume else reads.index_of_results(run.pk, given)
         return Answered(run, after, is_late, repeats or is_late, given)
 
-    def waitpoint(self, chat: Chat, entry: dict[str, Any]) -> Waitpoint:
+    def waitpoint(self, chat: Chat, name: str) -> Waitpoint:
         self.require_scope("waitpoints:respond")
-        name = entry.get("interruptId")
-        ours = services.waitpoints_of(self.request.user).filter(run__chat=chat).select_related("run")
-        return find(ours, name if isinstance(name, str) else "")
+        return find(services.waitpoints_of(self.request.user).filter(run__chat=chat).select_related("run"), name)
 
     def give(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
         answer = requests.answer_of(entry, waitpoint.kind)
