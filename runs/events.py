@@ -32,7 +32,7 @@ StreamEvent = tuple[StreamType, dict[str, Any]]
 SEPARATOR = "\n\n"
 # The webhook events, by the stream event and the status in it that they report.
 WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
-# Their own fields, and the names that these have in the stream event.
+# The fields that only one webhook event has, and their names in the stream event.
 FIELDS: dict[Event, dict[str, str]] = {
     Event.AGENT_FAILED: {"errorCode": "errorCode"},
     Event.AGENT_WAITING: {"waitpointId": "id", "kind": "kind", "expiresAt": "expiresAt"},
@@ -42,8 +42,8 @@ FIELDS: dict[Event, dict[str, str]] = {
 
 
 def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[str, Any]]]:
-    """The webhook events that report the stream events of a transition, with their own fields: the event that a run
-    waits has those of the waitpoint, which was opened just before.
+    """The webhook events that report the stream events of a transition, with their own fields. AGENT_WAITING reports
+    ``run.status``, but its fields come from the ``waitpoint.opened`` before.
     """
     given: dict[str, Any] = {}
     for kind, data in happened:
@@ -111,8 +111,8 @@ def tool_progress(invocation: ToolInvocation) -> StreamEvent:
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
-    """Sent at each end of an invocation; ``status`` says which end. One that was never made has its input, because no
-    ``tool.started`` had it.
+    """Sent at each end of an invocation; ``status`` says which end. If the call was never made, the event has its
+    ``input``, because there was no ``tool.started``.
     """
     shown: tuple[str | None, bool] = (None, False)
     if invocation.status == InvocationStatus.COMPLETED:

@@ -1,7 +1,7 @@
 """The body of a front's stream: the run's events as frames of a protocol.
 
 A stream reads all events of its run from the first one, which restores the rendering's state, and sends the frames
-after its position. It ends cleanly only where the protocol does; otherwise its connection breaks.
+after its position. It ends cleanly only where the protocol allows an end; otherwise its connection breaks.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event, existing
 from runs.streams.views import COMMENT, StreamResponse, as_line
 
-# The frame ``part`` of what the event ``index`` gives; parts count from 1.
+# The index of an event, and the number of a frame among the event's frames, from 1.
 Position = tuple[int, int]
 BEGINNING = (0, 0)
 
 
 class Frames:
-    """What of a run a stream shows, event by event. ``after``: the position of the last frame that the client has.
-    ``continues``: it has no frames of this stream, but all that the events up to ``after`` gave. ``then``: what the
-    same stream shows after the end of this run.
+    """The frames of a run in a stream, event by event. ``after``: the position of the last frame that the client has.
+    ``continues``: the client has no frames of this stream, but it has the content of the events up to ``after``.
+    ``then``: the frames that the same stream shows after the end of this run.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Frames:
     ) -> None:
         self.rendering, self.opening, self.after, self.continues, self.then = rendering, opening, after, continues, then
         self.resumed = not continues
-        # The last index of the run that the stream showed before.
+        # The last index of the run that the same stream showed before this one.
         self.earlier = 0
-        # The last event, and how many frames it has.
+        # The last event that was rendered, and the number of its frames.
         self.index = self.count = 0
-        # Up to the event ``last``, ``void`` is overtaken text; the user is asked what is open after the event
-        # ``asks_at``. A run that has only just been queued has neither.
+        # Among the events up to ``last``, those in ``void`` have overtaken text, and after the event ``asks_at`` the
+        # user is asked. A run that was only queued has neither.
         run_id, self.last = rendering.run_id, opening.last
         self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
         self.void = reads.overtaken(run_id, after[0], self.last) if self.last > 1 else ()
@@ -69,7 +69,7 @@ class Frames:
         self.resumed = True
         index = self.after[0]
         parts = self.rendering.resumed()
-        # The client went on without an answer.
+        # The client continues without an answer: it is asked again.
         parts += self.rendering.ask_now() if 0 < self.asks_at <= index else []
         return self.frames(index, parts)
 
@@ -89,14 +89,14 @@ class Frames:
         return self.frames(self.index, self.rendering.stop_for_client())
 
     def following(self) -> Frames | None:
-        """What follows in the same stream."""
+        """The frames that follow in the same stream, or None."""
         if self.then is None or not self.rendering.has_ended:
             return None
         self.then.earlier = self.index
         return self.then
 
     def existing(self) -> Iterator[bytes]:
-        """All that there is now."""
+        """The frames of all events that exist now."""
         rendering = self.rendering
         for event in existing(rendering.run_id, 0, self.last):
             yield self.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
@@ -113,7 +113,7 @@ def frame(part: Part, position: str) -> bytes:
 
 
 class FrontBody:
-    """``config.api.live.Body``."""
+    """Implements ``config.api.live.Body``."""
 
     def __init__(self, opening: Opening, frames: Frames) -> None:
         self.streams = [Hub.open().join(opening)]
@@ -156,7 +156,7 @@ class FrontBody:
 
 
 class FrontResponse(StreamResponse):
-    """A ``LiveResponse`` with the frames of a protocol. Any other server than ours sends what exists now."""
+    """A ``LiveResponse`` with the frames of a protocol. A server other than ours only sends what exists now."""
 
     def __init__(self, frames: Frames, place: str | None = None) -> None:
         self.frames = frames

@@ -1,4 +1,4 @@
-"""What fronts read from the database beside events: where a stream goes on, and runs as clients list them. Every
+"""What fronts read from the database beside events: where a stream continues, and runs as clients list them. Every
 function blocks; nothing here writes.
 """
 
@@ -22,15 +22,15 @@ from runs.models import (
     WaitpointStatus,
 )
 
-# The events by which a turn has calls.
+# The events that show calls of a turn.
 OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
-# Of these, a client is asked what is open, or gives the outcome.
+# The events that ask a client something, or report an outcome, which a client can have given.
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 
 def only_the_client_can_go_on(run_id: str, known: Collection[str], index: int) -> bool:
-    """Whether the ``known`` calls are the open ones of the run, and all await the client. A run that is further on than
-    its stream, which is at ``index``, may have outcomes that the client must get first.
+    """Whether the ``known`` calls are all open calls of the run, and all await the client. False if the run has events
+    after ``index``, the position of the stream: the client must get these first.
     """
     calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
     found = {key: state for key, *state in calls.values_list("pk", "awaiting", "run__last_stream_index")}
@@ -38,8 +38,8 @@ def only_the_client_can_go_on(run_id: str, known: Collection[str], index: int) -
 
 
 def asks_at(run_id: str, last: int) -> int:
-    """The index up to ``last`` after which the user is asked what the run waits for; 0 if nothing is asked there. Calls
-    beside the waitpoint may have ended since it was opened.
+    """The index of the event, ``last`` at most, after which the user is asked about the pending waitpoint; 0 if none is
+    pending there. The event can be the outcome of another call, which ended after the waitpoint was opened.
     """
     pending = Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING).first()
     if pending is None or not 0 < index_of_question(pending) <= last:
@@ -49,7 +49,7 @@ def asks_at(run_id: str, last: int) -> int:
 
 
 def overtaken(run_id: str, after: int, last: int) -> list[range]:
-    """The indexes of text up to ``last`` that a reset after ``after`` makes void: the text since the last call."""
+    """The indexes up to ``last`` of text that is void by a reset after ``after``: from the last call to the reset."""
     events = RunEvent.objects.filter(run=run_id, index__lte=last)
     resets = list(events.filter(type=StreamType.MESSAGE_RESET, index__gt=after).values_list("index", flat=True))
     if not resets:
@@ -59,10 +59,10 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
 
 
 def index_of_stop(run_id: str, answered: Collection[str], shown: Collection[str]) -> int:
-    """The index at which the stream of a client ended that ``shown`` the calls of these ids and gave these answers to
-    waitpoints and calls: that of the last question that it shows, or the one before the first outcome that it gave to
-    calls of the last turn, or before what was asked in that turn: another client may have answered such a question.
-    0 if the events are pruned.
+    """The index of the event with which a client's stream ended. ``answered``: the ids of the waitpoints and calls that
+    the client answers. ``shown``: the ids of the calls in the client's message. The stream ended with the last question
+    that the client shows. If it shows none, the stream ended before the first outcome that the client gave in the last
+    turn, and before this turn's questions, which another client may have answered. 0 if the events are pruned.
     """
     turn, before = None, 0
     events = RunEvent.objects.filter(run=run_id, type__in=OF_QUESTIONS)
@@ -106,7 +106,7 @@ def index_of_question(waitpoint: Waitpoint) -> int:
 
 @dataclass
 class Recorded:
-    """A run with what it recorded, in order. ``run`` has the ``calls`` of ``services.runs_of``."""
+    """A run with its turns and waitpoints in order. ``run`` has the ``calls`` that ``services.runs_of`` adds."""
 
     run: Run
     turns: list[Turn] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Recorded:
         return next((each for each in asked if each.pk == waitpoint_id), None)
 
     def question(self, call_id: Any) -> Waitpoint | None:
-        """What ``ask_user`` asks by the call of this id, or the question that stands for a call of its own."""
+        """The question of the ``ask_user`` call with this id, or the question that is shown as a call with this id."""
         asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CLARIFICATION]
         return next((each for each in asked if call_id == (each.pk if is_own(each) else each.invocation_id)), None)
 
@@ -137,7 +137,7 @@ class Recorded:
         return next((call for call in self.calls if call.node_type == CLIENT and call.pk == call_id), None)
 
     def own(self, turn: int) -> list[Waitpoint]:
-        """The waitpoints that stand for calls of their own after this turn; 0 is before the first."""
+        """The waitpoints after this turn that are shown as calls of their own; turn 0 is before the first turn."""
         return [waitpoint for waitpoint in self.waitpoints if is_own(waitpoint) and self._turn_of(waitpoint) == turn]
 
     def _turn_of(self, waitpoint: Waitpoint) -> int:
@@ -146,14 +146,13 @@ class Recorded:
         return max((turn.index for turn in self.turns if turn.finished_at <= waitpoint.created_at), default=0)
 
     def approval_of(self, call: ToolInvocation) -> Waitpoint | None:
-        """The last approval that the call needed."""
+        """The last approval that was asked for the call."""
         asked = [each for each in self.waitpoints_of(call) if each.kind == WaitpointKind.CREDIT_APPROVAL]
         return asked[-1] if asked else None
 
     def steps(self, content: str, *, asks: bool = False) -> Iterator[tuple[str, list[ToolInvocation], list[Waitpoint]]]:
-        """Each turn that shows something: its text, its calls, and if it ``asks``, the waitpoints after it that stand
-        for calls of their own. ``content`` is the whole message: it can end with the text of a turn that was not
-        recorded.
+        """Each turn that shows something: its text, its calls, and with ``asks``, the waitpoints after it that are
+        shown as calls of their own. ``content`` is the whole message; it can end with the text of an unrecorded turn.
         """
         texts: list[str] = []
         recorded = join_text(turn.text for turn in self.turns)
@@ -168,27 +167,27 @@ class Recorded:
             yield join_text(texts), [], []
 
     def _shown(self, turn: int) -> list[ToolInvocation]:
-        """The turn's calls that a stream has shown, in that order."""
+        """The turn's calls that a stream has shown, in the order in which it showed them."""
         moments = {call.pk: self.shown_at(call) for call in self.calls if call.turn_index == turn}
         calls = [call for call in self.calls if moments.get(call.pk)]
         return sorted(calls, key=lambda call: (moments[call.pk], call.call_index))
 
     def shown_at(self, call: ToolInvocation) -> Any:
-        """When a stream showed the call first; None if it has not."""
+        """When a stream first showed the call; None if no stream has shown it."""
         moments = [*(waitpoint.created_at for waitpoint in self.waitpoints_of(call)), call.started_at, call.finished_at]
         return min(filter(None, moments), default=None)
 
 
 def is_own(waitpoint: Waitpoint) -> bool:
-    """Whether no call can show the waitpoint: it asks for a turn's credits, or for what the tool of a call wants to
-    know.
+    """Whether the waitpoint belongs to no call that could show it: it asks for the credits of a turn, or a tool asks it
+    during its call.
     """
     asked = waitpoint.request_payload
     return "schema" in asked or (waitpoint.invocation_id is None and asked.get("toolInvocationId") is None)
 
 
 def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
-    """The runs of the assistant's messages, by id, with a constant number of queries."""
+    """The runs of the assistant's messages among ``messages``, by id, with a constant number of queries."""
     wanted = [message.run_id for message in messages if message.role == Message.Role.ASSISTANT]
     found = {run.pk: Recorded(run) for run in services.runs_of(user).filter(pk__in=wanted)}
     for turn in (

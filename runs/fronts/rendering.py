@@ -1,7 +1,7 @@
-"""What the renderings of a run's stream have in common: which text stands, where a turn begins, which calls are open.
+"""What the renderings of a run's stream have in common: which text is valid, where a turn begins, which calls are open.
 
-A protocol is a subclass that says what each of these is in its own words. Nothing here knows HTTP; ``facts_of`` alone
-reads tables.
+Each protocol is a subclass that renders these in its format. Nothing here knows HTTP; only ``facts_of`` and
+``call_about`` read tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLIENT = "client"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call that has no outcome yet. ``awaiting``: "client" if the user or the user's app gives the outcome."""
+    """A tool call without an outcome. ``awaiting``: "client" if the user or the user's app gives the outcome."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class Call:
 
     @classmethod
     def asking(cls, waitpoint_id: str, kind: str, asked: Data, turn: int = 0) -> Call:
-        """What stands for a waitpoint that no call can show."""
+        """The call that stands for a waitpoint that no call can show."""
         if kind != WaitpointKind.CLARIFICATION:
             return cls(waitpoint_id, asked["toolName"], turn)
         shown = {name: value for name, value in asked.items() if name != "toolInvocationId"}
@@ -55,8 +55,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What events do not say. Of a waitpoint its ``call``; of a final event the ``run``, with its ``credits_spent``; of
-    a reset the ``messages`` before the text that it makes void, if the protocol needs them, as it sends them.
+    """What a rendering needs beside an event: for a waitpoint its ``call``, for a final event the ``run`` with
+    ``credits_spent``, for a reset the ``messages`` before the void text, ready to send, if the protocol needs them.
     """
 
     message_id: str | None = None
@@ -71,8 +71,8 @@ NO_FACTS = Facts()
 class Rendering(ABC):
     """One stream of one run, fed with all events in order. Its size does not grow with the run.
 
-    ``message_id`` is that of the assistant's message; None until the run has begun. ``over``: what was rendered last
-    ends the stream. ``has_ended``: and the run.
+    ``message_id`` is the id of the assistant's message; None until the run has begun. ``over``: the rendered stream has
+    ended. ``has_ended``: the run has ended, too.
     """
 
     def __init__(self, run: Run) -> None:
@@ -80,16 +80,17 @@ class Rendering(ABC):
         self.begun = False
         self.over = False
         self.has_ended = False
-        # Counts the turns that showed something. ``calls_of`` is the index of the last one's calls, if it has some.
+        # The number of turns that showed something. ``calls_of``: the turn index of the last turn's calls; None if it
+        # has no calls.
         self.turn = 0
         self.calls_of: int | None = None
-        # Characters of the message so far, and those of them that belong to earlier turns.
+        # Characters of the message so far, and how many of them belong to earlier turns.
         self.length = 0
         self.earlier = 0
         self.text_is_open = False
         self.has_text = False
         self.calls: dict[str, Call] = {}
-        # The last waitpoint, and its call or what stands for it.
+        # The last waitpoint, and its call or the one that stands for it.
         self.asked: tuple[Data, Call] | None = None
 
     def wants(self, event: Event) -> bool:
@@ -113,8 +114,8 @@ class Rendering(ABC):
         return Facts(ended.assistant_message_id, run=ended)
 
     def feed(self, event: Event, facts: Facts = NO_FACTS, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
-        """What the event is in the protocol. Without ``asks``, a waitpoint shows its call alone: nobody needs to answer
-        it any more, or ``ask_now`` follows. ``overtaken`` text is left out: a later ``message.reset`` makes it void.
+        """The parts of the event in the protocol. Without ``asks``, a waitpoint only shows its call: it needs no answer
+        any more, or ``ask_now`` follows. ``overtaken``: text is left out, as a later ``message.reset`` makes it void.
         """
         self.message_id = facts.message_id or self.message_id
         if event.type == StreamType.MESSAGE_COMPLETED:
@@ -140,7 +141,7 @@ class Rendering(ABC):
             case StreamType.WAITPOINT_OPENED:
                 return self._opened(data, facts.call, asks)
             case StreamType.WAITPOINT_RESOLVED:
-                # One that is shown as a call of its own has its outcome now.
+                # If the waitpoint is shown as a call of its own, this is the outcome of the call.
                 call = self.calls.pop(data["id"], None)
                 return self.answer(call, data) if call else []
             case StreamType.MODEL_RETRYING | StreamType.CONTEXT_COMPACTED:
@@ -149,11 +150,11 @@ class Rendering(ABC):
 
     @property
     def awaits_client(self) -> bool:
-        """Whether all open calls that are known await the client."""
+        """Whether calls are open and all of them await the client."""
         return bool(self.calls) and all(call.awaiting == CLIENT for call in self.calls.values())
 
     def stop_for_client(self) -> list[Part]:
-        """The end of the stream, if nothing but the client's calls is open."""
+        """The end of the stream: only calls of the client are open."""
         self.over = True
         return [*self._close_text(), *self.client_calls()]
 
@@ -193,7 +194,7 @@ class Rendering(ABC):
         return [*parts, *self.text("delta", delta=text)] if text else parts
 
     def _reset(self, facts: Facts) -> list[Part]:
-        """The message comes once more from its beginning: this turn's text is void, that of earlier ones is known."""
+        """The message is sent again from its beginning: this turn's text is void, earlier turns' text is skipped."""
         self.length = 0
         if not self.has_text or self.calls_of is not None:
             return []
@@ -214,7 +215,7 @@ class Rendering(ABC):
         return self.text("end")
 
     def _show(self, call: Call, *, asks: bool = False) -> list[Part]:
-        """A call, unless it is shown already. ``asks``: the user must approve it."""
+        """A call, unless it is shown already. ``asks``: the user must approve the call."""
         if call.id in self.calls:
             return []
         is_of_app = call.awaiting == CLIENT and call.name != ASK_USER
@@ -242,9 +243,9 @@ class Rendering(ABC):
         self.asked = data, call
         return [*parts, *self.ask_now()] if asks else parts
 
-    # --- in the protocol's words --------------------------------------------------------------------------------------
+    # --- in the protocol's format -------------------------------------------------------------------------------------
 
-    # What follows everything else of a stream.
+    # The last parts of every stream.
     closing: ClassVar[tuple[Part, ...]] = ()
     # Whether a question that belongs to no call is shown as a call.
     shows_questions: ClassVar[bool] = True
@@ -254,7 +255,7 @@ class Rendering(ABC):
         return []
 
     def resumed(self) -> list[Part]:
-        """A stream begins here of which the client has all before."""
+        """The stream begins here; the client has everything before."""
         return []
 
     def turn_started(self) -> list[Part]:
@@ -263,7 +264,7 @@ class Rendering(ABC):
 
     @abstractmethod
     def text(self, step: str, **more: str) -> list[Part]:
-        """Of a turn's text its "start", a "delta" with ``delta``, or its "end"."""
+        """The "start" of a turn's text, a "delta" with ``delta``, or the "end" of the text."""
 
     @abstractmethod
     def text_voided(self, facts: Facts) -> list[Part]:
@@ -282,7 +283,7 @@ class Rendering(ABC):
         """The outcome of a call; ``data`` is that of ``tool.completed``."""
 
     def before_answer(self, call: Call) -> list[Part]:
-        """What comes before a new call that the user must approve, or that the user's app executes."""
+        """The parts before a new call that the user must approve, or that the user's app executes."""
         return []
 
     @abstractmethod
@@ -295,7 +296,7 @@ class Rendering(ABC):
 
     @abstractmethod
     def client_calls(self) -> list[Part]:
-        """The stream ends: only the client can go on."""
+        """The stream ends: only the client can continue."""
 
     @abstractmethod
     def notice(self, kind: str, data: Data) -> list[Part]: ...
@@ -322,5 +323,5 @@ def _call(data: Data) -> Call:
 
 
 def amounts(asked: Data) -> dict[str, Any]:
-    """What the user needs to know of an approval."""
+    """What the user must know to approve, with amounts in credits."""
     return {name: asked[name] for name in ("estimatedCredits", "threshold", "reason", "topUpUrl") if name in asked}

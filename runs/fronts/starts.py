@@ -1,4 +1,4 @@
-"""Starts runs for clients that name their requests, so that the same request again starts nothing."""
+"""Starts runs for clients whose requests have ids: a repeated request starts nothing."""
 
 import hashlib
 from collections.abc import Collection
@@ -20,15 +20,15 @@ from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus, ToolInvoca
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
-# What the protocols themselves say.
+# Fields of RunInput that are no options: the protocols have fields of their own for them.
 NOT_OPTIONS = ("message", "attachmentIds")
-# Of what a client says of a call that failed: the rest is left out.
+# Characters that are kept of a client's error about a failed call.
 ERROR_MAX_CHARS = 1000
 
 
 def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
-    """RunInput of the client's options and what its message ``said``. The names of options in errors begin with
-    ``run.``. Raises ValidationFailed.
+    """The validated RunInput of the client's options ``given`` and of what the protocol ``said``. Raises
+    ValidationFailed, in which the names of options begin with ``run.``.
     """
     if not isinstance(given, dict):
         raise ValidationFailed({"run": ["Use an object with the fields of a run."]})
@@ -40,14 +40,14 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
     except ValidationError as error:
         raise renamed(error, "run", given.keys() - said.keys()) from None
     if "onActiveRun" not in given:
-        del options["on_active_run"]  # its default is another one here
+        del options["on_active_run"]  # ``start_once`` has another default
     return options
 
 
 def renamed(
     error: ValidationError | ValidationFailed, prefix: str, names: Collection[str] | None = None
 ) -> ValidationFailed:
-    """The error about fields that are under ``prefix`` in the client's body: all, or those of these ``names``."""
+    """The error with the field names of the client's body: all fields, or these ``names``, are under ``prefix``."""
     fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
     there = {name: names is None or name.partition(".")[0] in names for name in fields}
     return ValidationFailed({f"{prefix}.{name}" if there[name] else name: texts for name, texts in fields.items()})
@@ -60,7 +60,7 @@ def text_of(parts: list[Any]) -> str:
 
 
 def key_of(*names: str) -> str:
-    """What stands for a client's name of a request, however long it is."""
+    """The key for a client's id of a request, which may have any length."""
     return hashlib.sha256(dumps(names)).hexdigest()
 
 
@@ -69,7 +69,7 @@ def find(chat: Chat, key: str) -> ClientRun | None:
 
 
 def named(chat: Chat, message_id: str) -> Run | None:
-    """The run that a message of the chat belongs to: by the client's id of a user's message, or by our own id."""
+    """The run of a message of the chat, by the client's id of a user's message or by our own id of any message."""
     found = find(chat, key_of(message_id))
     return found.run if found else _of_message(chat, message_id)
 
@@ -89,10 +89,10 @@ def start_once(
     message_id: str | None = None,
     repeated_id: str = "",
 ) -> ClientRun:
-    """The run that the client's request starts, or that it started before. A request with the id of a message that has
-    another text by now replaces that message's run. ``repeated_id`` is the client's id of a message in a protocol that
-    names requests otherwise: the same message again while its run is live starts nothing. An active run ends if it
-    waits for the caller, or is replaced.
+    """The run that the client's request starts, or that it started before. If the message ``message_id`` now has
+    another text, the new run replaces the message's run. ``repeated_id`` is the client's id of the message in a
+    protocol with other ids for requests: the same message starts nothing while its run is live. By default, an active
+    run is cancelled if it waits for the caller, is replaced, or is later than the replaced run.
 
     Raises what ``services.start_run`` raises.
     """
@@ -114,13 +114,13 @@ def start_once(
             cancels = waits_for_caller(locked) or (replaced is not None and _is_from(replaced, locked.active_run_id))
             options = options | {"on_active_run": "cancel" if cancels else "enqueue"}
             if replaced is not None and not cancels:
-                # Nobody would see the answers of those in line.
+                # Nobody would see the answers of the later runs in line.
                 later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at, status=RunStatus.QUEUED)
                 for run in later:
                     services.cancel_run(run)
         run = services.start_run(user, chat.pk, **options)
         if replaced is not None:
-            # The client's names of the replaced run stand for its successor.
+            # The client's ids of the replaced run now mean its successor.
             ClientRun.objects.filter(chat=chat, run=replaced).update(run=run, index=0)
         if row is None:
             ClientRun.objects.create(chat=chat, key=key, run=run, message_id=repeated_id)
@@ -128,7 +128,7 @@ def start_once(
 
 
 def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | None:
-    """The newest run of the message with this id, the client's or our own, and this text or any."""
+    """The newest run of the message with this id, the client's or our own, and with this text; None means any text."""
     if not repeated_id:
         return None
     rows = ClientRun.objects.filter(chat=chat, message_id=repeated_id).select_related("run").order_by("-pk")
@@ -137,17 +137,17 @@ def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | 
 
 
 def is_same(run: Run, message: str | None) -> bool:
-    """Whether the run answers this message; None stands for any."""
+    """Whether the run answers a message with this text; None means any text."""
     return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
 
 
 def _is_from(first: Run, run_id: str | None) -> bool:
-    """Whether the run of the same chat is the first one or a later one."""
+    """Whether ``run_id``, a run of the same chat, is the ``first`` one or was created later."""
     return Run.objects.filter(pk=run_id, created_at__gte=first.created_at).exists()
 
 
 def is_written_again(chat: Chat, run: Run) -> bool:
-    """Whether the run replaces another one, and works."""
+    """Whether the run replaces another one and is still at work: live, and not waiting for the caller."""
     works = run.status in LIVE_RUN_STATUSES and not waits_for_caller(chat)
     return works and Run.objects.filter(replaced_by=run).exists()
 

@@ -31,18 +31,18 @@ POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frame
 LAST_EVENT_ID = OpenApiParameter(
     "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
 )
-# Of a body of UI_MAX_BODY_BYTES.
+# The most JSON values in a body of up to UI_MAX_BODY_BYTES.
 UI_VALUES_MAX = 4 * VALUES_MAX
 
 
 class FrontViewSet(ServiceViewSet):
-    """Reads the body itself: it may be larger than others, and what the foreign protocol has beside our fields is
+    """Reads the body itself: it may be larger than other bodies, and fields of the protocol that we do not use are
     ignored.
     """
 
     parser_classes = []
     content_negotiation_class = AnyMediaType
-    # Clients name their requests in the foreign protocol.
+    # The protocols have their own ids of requests.
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
 
@@ -58,7 +58,7 @@ class FrontViewSet(ServiceViewSet):
         return found
 
     def chat_or_new(self, key: str) -> Chat:
-        """The same; a new chat with this client id if there is none."""
+        """The caller's chat with this id or client id; a new chat with this client id if there is none."""
         found = find_chat(self.request.user, key)
         if found is None:
             self.require_scope("chats:write")
@@ -67,7 +67,7 @@ class FrontViewSet(ServiceViewSet):
         return found
 
     def active_run(self, chat: Chat) -> Run | None:
-        """The chat's active run, or the newest in line that took its place: the active one then ends by itself."""
+        """The chat's active run. If that is replaced and about to end: the run in line that replaces it last."""
         run, key = None, chat.active_run_id
         while key:
             run = services.find_run(self.request.user.pk or 0, key)
@@ -78,7 +78,7 @@ class FrontViewSet(ServiceViewSet):
         return Frames(rendering, opening_of(self.request, run), after, **how)
 
     def open_stream(self, show: Callable[[], Frames]) -> HttpResponseBase:
-        """The stream of what ``show`` gives. It has its place before: a client that is refused has started nothing."""
+        """The stream of the frames that ``show`` returns. Its place is taken first: a refused client starts nothing."""
         if self.request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.stream_headers)
         user_id: Any = self.request.user.pk
@@ -95,7 +95,9 @@ class FrontViewSet(ServiceViewSet):
         return response
 
     def body(self) -> dict[str, Any]:
-        """What counts of it must pass ``require_text``: a client repeats a refused message in its history."""
+        """The parsed body. Its texts are not checked, because a client repeats a refused message in its history: the
+        fields that are used must pass ``require_text``.
+        """
         request = self.request._request
         size = int(request.META.get("CONTENT_LENGTH") or 0)
         if size == 0:
@@ -108,7 +110,9 @@ class FrontViewSet(ServiceViewSet):
     def start(
         self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str] = (), **how: Any
     ) -> ClientRun:
-        """``starts.start_once`` within the limits of this caller, who gave the options of these names as such."""
+        """``starts.start_once`` within the caller's limits. ``given``: the names of the options that the client gave
+        under ``run``, for errors.
+        """
         request: Any = self.request
         try:
             if self.surface == "public":
@@ -128,7 +132,7 @@ class FrontViewSet(ServiceViewSet):
         return waitpoint.pk
 
     def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> str:
-        """Returns the call's id. As ``respond``."""
+        """Returns the call's id. The first outcome counts, as in ``respond``."""
         self.require_scope("runs:write")
         if call.pk not in self.answered_now:
             services.submit_result(call, outcome)

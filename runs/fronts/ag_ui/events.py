@@ -1,8 +1,8 @@
 """A run as AG-UI 1.0 shows it: the events of its stream, and the messages of a chat. One AG-UI run is one answer: it
 ends with our run, or where our run needs the client; the next one continues there.
 
-Messages of earlier runs come from rows, and those of a run until an event from its stream. Both give a message the same
-id, because a client keeps the place of a message that it has.
+The messages of earlier runs come from their rows, and those of a run up to some event from its stream. Both give a
+message the same id, because a client keeps the position of a message that it has.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from runs.tools.base import shown_result
 
 AgUiMessage = dict[str, Any]
 
-# The newest messages of a chat that a snapshot shows, and about how many characters of them: clients send them back.
+# The most messages in a snapshot, and about the most characters: clients send them back. The newest ones are kept.
 SNAPSHOT_MESSAGES = 2000
 SNAPSHOT_CHARS = 2 * 1024 * 1024
 ROWS_AT_ONCE = 50
@@ -63,7 +63,7 @@ class AgUi(Rendering):
         return super().wants(event) or (event.type == StreamType.MESSAGE_RESET and self.is_sent and self.has_text)
 
     def facts_of(self, event: Event) -> Facts:
-        """Of a reset the messages before the text that it makes void."""
+        """For a reset: the messages before the text that it makes void."""
         if event.type != StreamType.MESSAGE_RESET:
             return super().facts_of(event)
         run = Run.objects.filter(pk=self.run_id).first()
@@ -76,11 +76,11 @@ class AgUi(Rendering):
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def resumed(self) -> list[Part]:
-        """Each stream continues somewhere, if only before the first event."""
+        """Called in every stream, also in one that begins before the first event."""
         is_sent, self.is_sent = self.is_sent, True
         if is_sent:
             return []
-        self.text_is_open = False  # the rest of an open text is a message of the same id
+        self.text_is_open = False  # the rest of an open text is a message with the same id
         ids = {"runId": self.run_id, "chatId": self.chat_id}
         started = self.of_run("RUN_STARTED", protocolVersion=PROTOCOL_VERSION, metadata=ids)
         return [started] if self.before is None else [started, self.before]
@@ -179,7 +179,7 @@ def told(status: str, result: str | None, error: str | None) -> str:
 
 
 def snapshot(messages: Sequence[Data]) -> str:
-    """As text: it can be large, so it is not written on the event loop."""
+    """The event as text. It can be large, so it is written here, not on the event loop."""
     return as_line(to_text({"type": "MESSAGES_SNAPSHOT", "messages": messages}))
 
 
@@ -192,7 +192,7 @@ def token_usage(run: Run) -> dict[str, Any]:
 
 
 class Transcript:
-    """The messages that events of AG-UI make, as the official client makes them."""
+    """Builds messages from AG-UI events as the official client does."""
 
     def __init__(self, messages: list[AgUiMessage]) -> None:
         self.messages = messages
@@ -224,7 +224,7 @@ class Transcript:
             self.texts.clear()
 
     def _assistant(self, message_id: str) -> AgUiMessage:
-        """The message with the id, a new one if there is none. After it are only the results of its calls."""
+        """The message with this id, or a new one. Only results of its calls can be after the message."""
         last = next((message for message in reversed(self.messages) if message["role"] != "tool"), None)
         if last is not None and last["id"] == message_id:
             return last
@@ -233,8 +233,8 @@ class Transcript:
 
 
 def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list[AgUiMessage]:
-    """The messages of the run's chat up to its event ``last``, and those that wait in line; also that of ``then``,
-    which may have started meanwhile. The new ``rendering`` is fed with the run's events.
+    """The messages of the run's chat up to the run's event ``last``, and the user's messages in line, with that of
+    ``then``, which may have started meanwhile. ``rendering`` must be new; it is fed with the run's events.
     """
     earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
     shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
@@ -253,7 +253,7 @@ def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list
 
 
 def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
-    """The newest of the messages of the run's user, the oldest first, without those of replaced runs."""
+    """The newest of the ``shown`` messages of the run's chat, oldest first, without those of replaced runs."""
     newest = shown.filter(chat=run.chat_id, replaced=False).order_by("-created_at", "-pk")
     found, size = list[AgUiMessage](), 0
     for start in range(0, SNAPSHOT_MESSAGES, ROWS_AT_ONCE):
@@ -271,7 +271,7 @@ def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
 
 
 def _names(rows: Iterable[Message]) -> Mapping[str, str]:
-    """The clients' ids of the messages, by run. An id that a client gave twice stands for the last one."""
+    """The clients' ids of the messages, by run. An id that a client gave twice belongs to the last message."""
     named = ClientRun.objects.filter(run__in=[row.run_id for row in rows]).exclude(message_id="")
     later = ClientRun.objects.filter(chat=OuterRef("chat"), message_id=OuterRef("message_id"), pk__gt=OuterRef("pk"))
     return dict(named.exclude(Exists(later)).values_list("run_id", "message_id"))

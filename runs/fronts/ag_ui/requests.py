@@ -1,5 +1,5 @@
-"""What an AG-UI client sends. Of its history only what is new counts: the last message if it is the user's, or the
-results after it.
+"""What an AG-UI client sends. Of its history only the end counts: the user's last message and the results of calls
+after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Sent:
 
     @property
     def message_id(self) -> str:
-        """The client's id of the message, if it can be kept."""
+        """The client's id of the message; empty if it is too long to be stored."""
         given = self.message.get("id")
         return given if isinstance(given, str) and len(given) <= CLIENT_MESSAGE_ID_MAX_CHARS else ""
 
@@ -54,7 +54,7 @@ class Sent:
         return found
 
     def said(self, agent: str | None) -> Object:
-        """What the protocol itself says of the run's options. Raises ValidationFailed."""
+        """The options of the run that the protocol has fields of its own for. Raises ValidationFailed."""
         said: Object = {"agent": agent} if agent else {}
         if self.tools:
             said["clientTools"] = [_client_tool(tool) for tool in self.tools]
@@ -97,7 +97,7 @@ def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Obj
 
 
 def _text(content: Any) -> str:
-    """A message's text, whose content may have parts."""
+    """The text of a message's content, which may have parts."""
     return text_of(content) if isinstance(content, list) else content if isinstance(content, str) else ""
 
 

@@ -34,11 +34,11 @@ from runs.models import (
 )
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
-# The agent of this name is none.
+# This name stands for a run without an agent.
 DEFAULT = "default"
-# Results of calls that a request may have; others are ignored.
+# The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
-# The newest messages that a client gets which connects.
+# The most messages that a connecting client gets.
 CONNECTED_MESSAGES = 200
 
 INFO = {
@@ -56,8 +56,8 @@ EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="Th
 
 
 class Answered(NamedTuple):
-    """The run that goes on, and after which of its events; whether the answers were not wanted any more; whether the
-    client may know what follows; and the calls that have the client's results.
+    """The answered ``run``, which continues after its event ``after``. ``is_late``: none of the answers was still open.
+    ``repeats``: the client may know what follows. ``given``: the calls that have the client's results.
     """
 
     run: Run
@@ -67,8 +67,8 @@ class Answered(NamedTuple):
     given: set[str]
 
     def goes_on(self, row: ClientRun) -> bool:
-        """Whether the stream shows this run, and not that of the request's ``row``. Some clients answer under the id of
-        the run that asked them; the row of another is that of a message beside the answers.
+        """Whether the stream shows this run, and not that of the request's ``row``. Some clients answer under the AG-UI
+        id of the run that asked. If the row has another run, it belongs to a message beside the answers.
         """
         return not self.is_late or (row.run_id != self.run.pk and self.run.status in LIVE_RUN_STATUSES)
 
@@ -76,7 +76,7 @@ class Answered(NamedTuple):
 class AgUiViewSet(FrontViewSet):
     tag = "ag-ui"
     lookup_url_kwarg = "agent"
-    # What a request does needs further scopes.
+    # ``run`` checks further scopes, which depend on what it does.
     required_scopes = {"run": "runs:read", "info": "runs:read", "connect": "runs:read", "stop": "runs:write"}
     error_statuses = {"run": {402, 409, -406}, "connect": {-406}, "stop": {-406}}
 
@@ -86,12 +86,12 @@ class AgUiViewSet(FrontViewSet):
         return self.open_stream(lambda: self.answer(sent, None if agent == DEFAULT else agent))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
-        # A run goes on, and is answered, if its agent is offered no more.
+        # A run can be answered and continue when its agent is no longer offered.
         chat = self.chat_or_new(sent.thread) if offers(agent) else self.chat(sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
         then, given = None, set[str]()
-        # Read before the answers, after which it may end at once.
+        # Read before the answers are given: the run may end at once after them.
         waiting = starts.repeated(chat, sent.message_id) if sent.resume or sent.trailing else None
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
             run, index, _, repeats, given = answered
@@ -130,8 +130,8 @@ class AgUiViewSet(FrontViewSet):
         return self.start(chat, key, defaults | options, given=given, repeated_id=sent.message_id)
 
     def beside(self, chat: Chat, sent: Sent, agent: str | None, answered: Run, run: Run | None) -> Run | None:
-        """The run of the message that the client sends beside answers, if it is not the one that they are for, and
-        was live when they came. ``run``: the one that was there then.
+        """The run of the message that the client sends beside its answers. None if it is the ``answered`` run, or ended
+        before the answers came. ``run``: the message's run before the answers, if there was one.
         """
         if not sent.text or starts.is_same(answered, sent.text):
             return None
@@ -143,7 +143,7 @@ class AgUiViewSet(FrontViewSet):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def answered(self, chat: Chat, sent: Sent) -> Answered | None:
-        """Give the client's answers. None if it has none."""
+        """Give the client's answers. None if the request has none."""
         run, index, is_late, repeats = None, 0, True, False
         entries: dict[str, tuple[int, dict[str, Any]]] = {}
         for position, entry in enumerate(sent.resume):  # of thousands about one interrupt, the first counts
@@ -186,7 +186,7 @@ class AgUiViewSet(FrontViewSet):
             raise starts.renamed(error, f"{field}.payload") from None
 
     def newest(self, chat: Chat) -> Run | None:
-        """The run of the chat that is active, or was last."""
+        """The chat's active run, or its last one."""
         runs = Run.objects.filter(chat=chat, replaced_by=None).order_by("-created_at", "-pk")
         return self.active_run(chat) or runs.first()
 
@@ -223,7 +223,7 @@ class AgUiViewSet(FrontViewSet):
                 ends = seen.ask_now()[-1:]
             elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls, last):
                 ends = seen.client_calls()
-        # Without results of calls that are left out.
+        # Without the results of calls that are not shown.
         kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
         rendering.before = events.snapshot(list(kept))
         if not ends:
@@ -239,7 +239,7 @@ class AgUiViewSet(FrontViewSet):
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
         found = self.active_run(chat) if chat else None
-        if chat is not None and name is not None:  # also one in line
+        if chat is not None and name is not None:  # a run that is named may be in line
             row = starts.find(chat, starts.key_of("ag-ui", str(name)))
             found = row.run if row is not None else None
         stops = found is not None and found.status in LIVE_RUN_STATUSES

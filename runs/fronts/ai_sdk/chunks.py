@@ -1,8 +1,8 @@
 """A run as the AI SDK, versions 6 and 7, shows it: the chunks of a UI message stream, and the UI messages of a chat,
-which are equal to what a client has made of the chunks.
+which are equal to those that a client makes from the chunks.
 
-A client asks again for ever if a stream finishes while an approved call has no output at all, or on a call
-without ``providerExecuted``: so the outcome of a call that the client executed has it too.
+A client repeats its request for ever if a stream finishes while an approved call has no output at all, or on a call
+without ``providerExecuted``. So the outcome of a call that the client executed has this field, too.
 """
 
 from typing import Any
@@ -71,8 +71,8 @@ class Chunks(Rendering):
         return [outcome(call, ended_as(call, data["status"], data.get("result"), data.get("errorMessage")))]
 
     def before_answer(self, call: Call) -> list[Part]:
-        """A new step, if only calls of the server are open in this one: the client does not send approvals of a step in
-        which a call has no final output. It sends its own outputs only of the last step.
+        """A new step, if only calls of the server are open in this one. The client does not send approvals of a step in
+        which a call has no final output, and sends only those of its own outputs that are in the last step.
         """
         is_beside = call.turn == self.calls_of and self.calls
         return self.turn_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
@@ -120,11 +120,11 @@ def executed(call: Call) -> dict[str, bool]:
 
 
 def outcome(call: Call, state: dict[str, Any]) -> dict[str, Any]:
-    """The chunk by which a call gets the state of a message's part."""
+    """The chunk that gives a call the ``state``, which is that of a message's part."""
     chunk = {"type": f"tool-{state['state']}", "toolCallId": call.id}
     if state["state"] == "output-denied":
         return chunk
-    # Nothing of the call is left to the client.
+    # The client has nothing more to do for the call.
     ended = {"providerExecuted": True} if call.awaiting == CLIENT else {}
     return chunk | {name: value for name, value in state.items() if name != "state"} | {"dynamic": True} | ended
 
@@ -139,7 +139,7 @@ def ended_as(call: Call, status: str, result: str | None, error: str | None) -> 
 
 
 def output_of(call: Call, result: str | None) -> Any:
-    """A result as its client knows it: of a call that the client executes, the JSON value that it gave."""
+    """A call's result as the client knows it: if the client executes the call, the JSON value that the client gave."""
     if call.awaiting != CLIENT or call.name == ASK_USER or result is None:
         return result
     try:
@@ -150,7 +150,7 @@ def output_of(call: Call, result: str | None) -> Any:
 
 
 def answered_as(given: Data | None) -> dict[str, Any]:
-    """The state of a call that stands for a waitpoint, with its ``resolvedPayload``."""
+    """The state of a call that stands for a waitpoint with this ``resolvedPayload``."""
     if given is None:
         return {"state": "output-error", "errorText": CANCELLED}
     if given.get("approved") is False:
@@ -228,7 +228,7 @@ def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
 
 
 def _is_beside(call: ToolInvocation, before: list[ToolInvocation], recorded: Recorded) -> bool:
-    """As ``Chunks.before_answer``: whether only calls of the server were open when this one was shown."""
+    """Whether only calls of the server were open when this one was shown: the same rule as ``Chunks.before_answer``."""
     asked = recorded.waitpoints_of(call)[:1]
     is_of_app = call.node_type == CLIENT and call.started_at is not None
     if not is_of_app and not (asked and asked[0].kind == WaitpointKind.CREDIT_APPROVAL):
@@ -266,7 +266,7 @@ def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
 
 
 def _own(waitpoint: Waitpoint) -> dict[str, Any]:
-    """A waitpoint that stands for a call of its own."""
+    """The part of a waitpoint that is shown as a call of its own."""
     call = Call.asking(waitpoint.pk, waitpoint.kind, request_payload(waitpoint))
     part = {"type": "dynamic-tool"} | shown(call) | executed(call)
     if call.awaiting is None:

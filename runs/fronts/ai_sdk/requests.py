@@ -25,13 +25,13 @@ BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 
 
-# A file of a message: an attachment's id, or AttachmentInput of a new one and its content.
+# A file of a message: the id of an attachment, or the AttachmentInput and the content of a new one.
 File = str | tuple[dict[str, Any], bytes]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A request. ``chat`` and ``message_id`` are the client's names."""
+    """A request. ``chat`` and ``message_id`` are the client's ids."""
 
     chat: str
     role: str
@@ -104,13 +104,13 @@ def _content(text: str, *, is_base64: bool) -> bytes:
     """Raises ValueError."""
     if BROKEN_ESCAPE.search(text):
         raise ValueError("an escape without its digits")
-    # ``unquote_to_bytes`` makes two objects of each escape. Quoted-printable text is the same with another sign.
+    # ``unquote_to_bytes`` makes two objects for each escape. Quoted-printable text has the same escapes with "=".
     content = binascii.a2b_qp(text.encode().replace(b"=", b"=3D").replace(b"%", b"="))
     return base64.b64decode(content, validate=True) if is_base64 else content
 
 
 def attach(user: Any, files: list[File]) -> list[str]:
-    """The ids of the files' attachments; those with content are made now. One that no message uses expires.
+    """The ids of the files' attachments. Files with content get one now, which expires if no message uses it.
 
     Raises ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
     """
@@ -127,12 +127,12 @@ def _attach(user: Any, said: dict[str, Any], content: bytes) -> str:
 
 
 def as_text(output: Any) -> str:
-    """What a client gave as an answer to a question."""
+    """A client's answer to a question as text."""
     return output if isinstance(output, str) else to_text(output)
 
 
 def answer_of(waitpoint: Waitpoint, output: Any, *, failed: bool) -> dict[str, Any]:
-    """The answer to a question that a client gave as the output of a call."""
+    """The fields with which REST answers the question; the client gave the answer as the output of a call."""
     if "schema" not in waitpoint.request_payload:
         return {"answer": as_text(output)}
     return {"declined": True} if failed else {"data": output}

@@ -33,7 +33,7 @@ CHAT_KEY = OpenApiParameter(
 class AiSdkViewSet(FrontViewSet):
     tag = "ai-sdk"
     lookup_url_kwarg = "chatKey"
-    # What ``create`` does needs further scopes.
+    # ``create`` checks further scopes, which depend on what it does.
     required_scopes = {"create": "runs:read", "stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
     error_statuses = {
         "create": {402, 404, 409, -406},
@@ -65,8 +65,8 @@ class AiSdkViewSet(FrontViewSet):
     # --- a new run ----------------------------------------------------------------------------------------------------
 
     def asked(self, sent: requests.Sent) -> Run:
-        """The run that answers the user's message. The same message starts nothing, another text of it a run that
-        replaces the first one.
+        """The run that answers the user's message. A repeated message starts nothing; the same message with a new text
+        starts a run that replaces the first one.
         """
         files = sent.files()
         options = starts.options_of(self.request.user, sent.run, message=sent.text)
@@ -83,10 +83,10 @@ class AiSdkViewSet(FrontViewSet):
         return self.start(chat, key, options, given=sent.run, message_id=sent.message_id).run
 
     def regenerated(self, sent: requests.Sent) -> Run:
-        """The run that replaces the one that answered. A message that none has answered starts the first one.
+        """The run that replaces the run of the named message. A message without a run gets its first one.
 
-        By default a client names the user's message: a second request is a second answer, unless the first is not yet
-        written. With the id of the answer to replace, the same request starts nothing.
+        By default a client names the user's message: a second request then starts another run, unless the run of the
+        first request is still at work. If the client names the answer to replace, the second request starts nothing.
         """
         self.require_scope("runs:write")
         chat = find_chat(self.request.user, sent.chat)
@@ -108,7 +108,7 @@ class AiSdkViewSet(FrontViewSet):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def answered(self, sent: requests.Sent) -> Frames:
-        """What follows the answers in the assistant's message."""
+        """Give the answers of the assistant's message. Returns the frames that follow them."""
         rows = messages_of(self.request.user).filter(chat=self.chat(sent.chat), role=Message.Role.ASSISTANT)
         message = find(rows, sent.message_id)
         found = recorded_of(self.request.user, [message])[message.run_id]
@@ -120,8 +120,8 @@ class AiSdkViewSet(FrontViewSet):
         return self.shown(run, (reads.index_of_stop(run.pk, answers, calls), 0), continues=True)
 
     def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
-        """Give the answer that the part has. Returns the waitpoint or call that it answers now, or has answered; None
-        if the part answers nothing.
+        """Give the answer of the part. Returns the id of the waitpoint or call that the part answers, now or in an
+        earlier request; None if the part answers nothing.
         """
         state, given = part.get("state"), part.get("approval")
         if state == "approval-responded" and isinstance(given, dict):
