@@ -52,7 +52,7 @@ STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stre
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
 # What an adapter meets in an answer that is not as its protocol says.
-NOT_VALID = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+NOT_VALID = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 @dataclass(slots=True)

@@ -134,6 +134,6 @@ def names_in(body: bytes) -> list[str]:
     """Computes too long for an event loop. Raises ModelError."""
     try:
         names = [item["id"] + "" for item in from_text(body)["data"]]
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, ArithmeticError, TypeError, LookupError, RecursionError):
         raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is not a list of models.") from None
     return sorted(name for name in names if 0 < len(name) <= NAME_MAX_CHARS)[:NAMES_MAX]

@@ -165,7 +165,10 @@ def test_ten_thousand_calls_in_a_turn_are_an_error(lie, provider: str) -> None:
 
 @pytest.mark.parametrize(
     "count",
-    ["-1", "-9e99", "1e400", "NaN", "Infinity", "0.5", '"12"', "true", "null", "[1]", "{}", str(2**70), "9" * 5000],
+    [
+        *("-1", "-9e99", "1e400", f"1e{10**20}", "NaN", "Infinity", "0.5", '"12"', "true", "null", "[1]", "{}"),
+        *(str(2**70), "9" * 5000),
+    ],
 )
 def test_impossible_token_counts_are_an_error_or_not_used(lie, provider: str, count: str) -> None:
     marked = dict.fromkeys(("prompt_tokens", "completion_tokens", "cache_read_input_tokens"), "COUNT")
