@@ -1,7 +1,7 @@
 """The state machine of runs, tool calls and waitpoints: the only writer of their statuses.
 
-These names are the package's interface; import no module of it from outside. ``runs.py``, ``calls.py`` and
-``waitpoints.py`` have one function for each transition, ``moves.py`` the guarded UPDATEs.
+The names below are the package's interface; other packages import no module of it. ``runs.py``, ``calls.py`` and
+``waitpoints.py`` have one function for each transition, ``moves.py`` has the guarded UPDATEs.
 """
 # ruff: noqa: F401
 

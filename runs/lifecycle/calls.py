@@ -30,7 +30,7 @@ from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 
 # The task that contacts the servers of parked calls' tools.
 CONTACT = "runs.contact_tools"
-# What a call that has ended no longer has.
+# The columns of awaiting, as an ended call has them.
 NOT_AWAITING: dict[str, Any] = {
     "awaiting": None,
     "expires_at": None,
@@ -38,7 +38,7 @@ NOT_AWAITING: dict[str, Any] = {
     "contact_at": None,
     "remote_task": "",
 }
-# What a run shows if its open calls await both.
+# If a run's open calls await both, the run shows the first of these.
 FIRST = (Awaiting.CLIENT, Awaiting.TOOL)
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."
 
@@ -51,7 +51,7 @@ def reject_new_call(call: ToolInvocation, failure: ToolFailure) -> ToolInvocatio
 
 @transaction.atomic
 def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
-    """``dispatch`` by the run's owner. ``approved`` calls usually have their holds since the approval."""
+    """``dispatch`` by the run's owner. ``approved`` calls usually have had their holds since the approval."""
     fence_to_dispatch(run, calls)
     moved = [move_call(call, to, **changes) if to else call for call, to, changes in dispatch(run, calls, approved)]
     changes = awaiting({run.awaiting, *(call.awaiting for call in moved)})
@@ -60,8 +60,9 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
 
 
 def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
-    """``fence``: the run's calls are compared with its budget one after another, and those for the caller's app are
-    counted with those of the user's other runs.
+    """``fence`` for a dispatch: it makes dispatches of the run's calls wait for each other, so that each is compared
+    with the budget that the others leave. Calls for the caller's app are counted over all runs of the user, so the user
+    is locked, too.
     """
     if any(call.node_type == CLIENT for call in calls):
         lock_user(run.pk)
@@ -69,7 +70,7 @@ def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
 
 
 def awaiting(kinds: Container[str | None]) -> dict[str, Any]:
-    """What the run's row says of open calls that await outcomes of these kinds."""
+    """The change of the run's row for open calls that await outcomes of these kinds."""
     return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
 
 
@@ -82,13 +83,13 @@ def room_to_park(user_id: int) -> int:
 def dispatch(
     run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()
 ) -> Iterator[tuple[ToolInvocation, str | None, dict[str, Any]]]:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget do not suffice; without a new status
-    if it has to wait for credits, or its run has. No tool begins work that could not be awaited. The caller, who has
-    fenced the run, writes the calls.
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget are not enough. The status None
+    means that the call, or its run, must wait for credits. A call whose outcome could not be awaited is not dispatched.
+    Yields each call with its status and changes; the caller, who has fenced the run, writes them.
     """
     awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
     room = room_to_park(run.user_id) if awaits else 0
-    # Those for the caller's app come last, so that a client can show them apart from the others.
+    # Calls for the caller's app come last, so that a client can show them apart from the others.
     for call in sorted(calls, key=lambda call: call.node_type == CLIENT):
         is_held = call.id in approved and ledger.is_held(call.id)
         try:
@@ -157,16 +158,16 @@ def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | Too
 
 @transaction.atomic
 def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
-    """What the server of a call that it has not finished asks the user; or that the call is made again with the
-    answers, before they are sent: if this worker is lost then, the outcome is as unknown as that of any call.
+    """Store a question of the server of an open call to the user; or, before the call is made again with the answers,
+    that it is made again. If this worker is lost then, the outcome is as unknown as that of any call.
     """
     run = move_run(run, RunStatus.RUNNING, ())
     return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:
-    """What an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED. The
-    servers of parked calls are told the ``reason``.
+    """Close what an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED.
+    The servers of parked calls get the ``reason``.
     """
     happened = close_questions(run=run)
     for call in ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES):
@@ -188,7 +189,7 @@ def close_questions(**of: Any) -> list[StreamEvent]:
 
 
 def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
-    """The changes of a call that ends without its tool, whose server is told after the commit."""
+    """The changes of a call that ends without an outcome of its tool. The tool's server is told so after the commit."""
     if call.park_seconds is None:
         return {}
     nudge_after_commit(CONTACT, call.id)

@@ -29,11 +29,11 @@ def crash_point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if FREEZE + name == wanted and not _frozen:
         _frozen = True
-        # To this very thread: a signal to the process may be taken by another thread, while this one continues.
+        # Sent to this thread: another thread could take a signal to the process, while this one continues.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def crash_after_commit(status: str) -> None:
-    """Before anything that is registered later in this transaction is published."""
+    """A crash point after the commit, before the ``on_commit`` functions that are registered later."""
     if RUN_CRASH_POINT:
         transaction.on_commit(partial(crash_point, f"committed_{status}"))

@@ -1,8 +1,8 @@
 """Invariants: what must be true of the database at every moment, after any crash, loss or repetition. Reads only.
 
-Each rule is one statement over whole tables and reports at most MOST rows. So it works with a million runs and beside a
-running service: a statement sees one moment, and ``grace`` leaves the sweeps time to repair. What the constraints of
-the tables enforce is not checked here.
+Each rule is one statement over whole tables and reports at most MOST rows, so that it works with a million runs and
+beside a running service: a statement sees one moment, and ``grace`` leaves the sweeps time to repair. What database
+constraints enforce is not checked here.
 """
 # ruff: noqa: S608  (constants)
 
@@ -36,7 +36,7 @@ ENDINGS = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES
 ASKED = "EXISTS (SELECT 1 FROM runs_waitpoint WHERE run_id = run.id AND status = 'PENDING')"
 OF_RUN = "SELECT 1 FROM runs_toolinvocation WHERE run_id = run.id AND"
 PARKED = "runs_run run WHERE parked AND due_at IS NULL AND NOT throttled"
-# A prune deletes all events of a run that ended at least a day ago, the shortest RUN_EVENT_RETENTION_DAYS. The setting
+# A prune deletes all events of runs that ended at least a day ago, the shortest RUN_EVENT_RETENTION_DAYS; the setting
 # may have changed since.
 NOT_PRUNED = f"""(
     run.status NOT {FINAL} OR run.finished_at IS NULL OR run.finished_at >= %(a_day_ago)s
@@ -55,19 +55,19 @@ def _sum(of: str, table: str, where: str = "run_id = run.id") -> str:
 
 
 def _recorded(of: str) -> str:
-    """Of the run's turns and summaries."""
+    """The sum of this expression over the run's turns and summaries."""
     return f"{_sum(of, 'runs_turn')} + {_sum(of, 'runs_compaction')}"
 
 
 def _charged(of: str) -> str:
-    """Of the run's complete requests to models."""
+    """The sum of this expression over the charges of the run's complete requests to models."""
     return _sum(of, "credits_ledgerentry", "run_id = run.id AND type = 'USAGE' AND price ->> 'partial' IS NULL")
 
 
 def _deliveries() -> Iterator[tuple[str, str]]:
-    """Each reported change has its delivery. Runs that began before the last change of the endpoint, or at that moment,
-    are left out. Deliveries have no index by run, so both sides are counted as a whole and joined. The user's endpoint
-    and the installation endpoint: one condition for both would compare every run with every endpoint.
+    """Each reported change has its delivery. Runs that began before the endpoint's last change, or at that moment, are
+    left out. Deliveries have no index by run, so both sides are counted as a whole and joined. The user's endpoint and
+    the installation endpoint have a statement each: one condition for both would compare every run with every endpoint.
     """
     for event in Event:
         status = f'"status":"{event.stream_status}"' if event.stream_status else ""
@@ -95,8 +95,8 @@ def _deliveries() -> Iterator[tuple[str, str]]:
         )
 
 
-# By step: what is wrong, and where. The first column of a statement names the row, the others are for the text. The
-# statements are PostgreSQL's.
+# By step: the text of each violation, and its statement (for PostgreSQL). The first column names the row, the other
+# columns fill the text. Without SELECT, the statement reads the column ``id``.
 RULES: dict[str, Mapping[str, str]] = {
     "states": {
         "the run has an unknown status": f"runs_run WHERE status NOT {_in(RunStatus.values)}",
@@ -115,7 +115,7 @@ RULES: dict[str, Mapping[str, str]] = {
             runs_run WHERE due_at IS NULL AND (status = 'queued' AND NOT blocked AND NOT throttled
                 OR status = 'running' AND worker_id IS NULL AND NOT parked)""",
     },
-    # Who awaits an outcome: the calls of a parked run, until the run is due, and no run that has ended.
+    # Only calls of live runs await outcomes. All open calls of a parked run do, until the run is due.
     "parked": {
         "the run is parked, but no call of it awaits an outcome": f"""
             {PARKED} AND NOT EXISTS ({OF_RUN} awaiting IS NOT NULL)""",
@@ -229,7 +229,7 @@ RULES: dict[str, Mapping[str, str]] = {
         "the call was charged more than once": """
             SELECT invocation_id FROM credits_ledgerentry WHERE type = 'CAPTURE'
             GROUP BY invocation_id HAVING COUNT(*) > 1""",
-        # By run too: the ledger has an index on it.
+        # The condition on the run is for the ledger's index.
         "the call's creditUsed is not what it was charged": f"""
             runs_toolinvocation call WHERE CASE status WHEN 'COMPLETED' THEN credit_used ELSE 0 END <> {
             _sum(
@@ -255,7 +255,7 @@ RULES: dict[str, Mapping[str, str]] = {
     },
     "deliveries": dict(_deliveries()),
 }
-# What SQLite wants otherwise.
+# What SQLite spells differently.
 SQLITE = {
     "::json": "",
     "endpoint.updated_at + interval '1 second'": (
@@ -265,8 +265,9 @@ SQLITE = {
 
 
 def violations(report: Callable[[str, int, int], object] = lambda *step: None, *, workers: bool = True) -> list[str]:
-    """One line for each violation, at most MOST for a step. ``report`` gets the progress (step, its number, total),
-    because large tables take minutes. Without ``workers``, as in the copy of a backup, nobody takes runs over.
+    """One line for each violation, at most MOST for each step, and one that says that there are more. ``report`` gets
+    the progress (name, number and total of the steps), because large tables take minutes. Without ``workers``, as for a
+    restored backup, no worker takes runs over, so takeovers are not checked.
     """
     steps = {name: partial(_each, rules) for name, rules in RULES.items() if workers or name != "takeovers"}
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Who is next: one run of a chat after another, and at most RUN_USER_LIMIT running runs of a user.
+"""The order of runs: one run of a chat after another, and at most RUN_USER_LIMIT running runs of a user.
 
 This module writes a run's place (``blocked``, ``throttled``, ``due_at``) and its chat's active run; never a status.
 """
@@ -24,12 +24,12 @@ from runs.models import Run, RunStatus
 RUN_LEASE_LOSSES_MAX = 5
 
 EXECUTE = "runs.execute_run"
-# A start and a resume send a nudge of their own; the sweep waits this long before it sends another.
+# Each start and each resume sends a nudge; the sweep waits this long before it sends another one.
 NUDGE_GRACE = timedelta(seconds=5)
 
 
 def throttled_runs(user_id: int) -> QuerySet[Run]:
-    """The user's runs that wait until fewer of the user's runs are running, in their order; their ids only."""
+    """The user's runs that wait until fewer of the user's runs are running, oldest first. Only their ids are loaded."""
     return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
 
 
@@ -39,8 +39,8 @@ _next_throttled: CompiledQuery[Run] = CompiledQuery(
 
 
 def nudge_next_throttled(user_id: int) -> None:
-    """One of the user's runs has stopped running: the oldest throttled run may have its place. Its ``due_at`` says that
-    it was nudged: other runs that end before its claim nudge the next one.
+    """Nudge the user's oldest throttled run: it may take the place of a run that has stopped running. ``due_at`` marks
+    it as nudged, so that other runs that end before its claim nudge the next one.
     """
     if _next_throttled.first(user_id) is None:
         return
@@ -53,13 +53,13 @@ def nudge_next_throttled(user_id: int) -> None:
 
 
 def older_than(created_at: Any, run_id: Any) -> Q:
-    # The first condition is where PostgreSQL ends its reading of the index.
+    # PostgreSQL stops reading the index at the first condition.
     return Q(created_at__lte=created_at) & (Q(created_at__lt=created_at) | Q(pk__lt=run_id))
 
 
 def _to_claim(run_id: str) -> QuerySet[Run]:
-    """The run, locked, with the number of its user's other runs that are ``running``, and whether it ``is_behind`` a
-    throttled one that is older.
+    """The run, locked, with ``running``, the number of its user's other running runs, and ``is_behind``, whether an
+    older run of the user is throttled.
     """
     others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
     # The status is a literal: with a parameter, PostgreSQL may keep a plan for all values, which reads every run that
@@ -88,8 +88,8 @@ lock_user: CompiledQuery[Any] = CompiledQuery(
 
 
 def lock_claimable(run_id: str, worker_id: str) -> Run | None:
-    """The run's row, locked, if the worker may execute the run now. A run that has to wait for a place of
-    RUN_USER_LIMIT, before which the running runs and the older throttled ones go, is marked as throttled.
+    """The run's row, locked, if the worker may execute the run now. Running runs and older throttled runs have the
+    places of RUN_USER_LIMIT first: if none is left, the run is marked as throttled.
     """
     if settings.RUN_USER_LIMIT:
         # Serializes the claims of one user's runs in all processes, so that each claim counts the claims before it.
@@ -98,13 +98,13 @@ def lock_claimable(run_id: str, worker_id: str) -> Run | None:
     if run is None or run.blocked or run.worker_id not in (None, worker_id):
         return None
     if run.parked and run.due_at is None and not run.throttled:
-        return None  # a call of it awaits its outcome
+        return None  # one of its calls awaits an outcome
     if run.status not in (RunStatus.QUEUED, RunStatus.RUNNING) or run.lease_losses >= RUN_LEASE_LOSSES_MAX:
         return None
     if settings.RUN_USER_LIMIT and (run.status == RunStatus.QUEUED or run.parked):  # it has no place yet
         room = settings.RUN_USER_LIMIT - vars(run)["running"]
         older = throttled_runs(run.user_id).filter(older_than(run.created_at, run.pk))
-        # A long backlog costs no more than the room.
+        # At most ``room`` rows are read, however many wait.
         if room <= 0 or (vars(run)["is_behind"] and older[:room].count() == room):
             Run.objects.filter(pk=run.pk).update(throttled=True, due_at=None)
             return None
@@ -122,8 +122,8 @@ _next_blocked: CompiledQuery[Run] = CompiledQuery(
 
 
 def promote_next(run: Run) -> str | None:
-    """The chat's next blocked run becomes its active run, unless ``run`` is itself blocked. Locks the chat; call it
-    before the run is locked. Returns the promoted run's id, for ``unblock`` once ``run`` has ended.
+    """The chat's next blocked run becomes its active run; nothing changes if ``run`` is not the active one. Locks the
+    chat: call it before the run is locked. Returns the promoted run's id, for ``unblock`` once ``run`` has ended.
     """
     active = {"id": run.chat_id, "active_run_id": run.pk}
     if not update(Chat, active, _idle(run) | {"has_line": False}):
@@ -137,15 +137,15 @@ def promote_next(run: Run) -> str | None:
 
 
 def leave_chat(run: Run, guards: Writes, also: Writes) -> None:
-    """What ``promote_next`` does if no run waits behind ``run``, without a statement of its own: a guard that finds no
-    row if one does, and then the chat's change.
+    """``promote_next`` for a run with no run in line behind it, as parts of other statements: ``guards`` gets a
+    condition that fails if a run is in line, ``also`` the change of the chat.
     """
     guards.lock(Chat, {"id": run.chat_id, "active_run_id": run.pk, "has_line": False})
     also.update(Chat, {"id": run.chat_id}, _idle(run))
 
 
 def _idle(run: Run) -> dict[str, Any]:
-    # The chat's next message is later than this time, and so than the message of ``run``.
+    # The chat's next message gets a later time than this one, and so a later time than the message of ``run``.
     return {"active_run_id": None, "updated_at": clock.after(run.started_at or run.created_at)}
 
 

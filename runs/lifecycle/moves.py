@@ -1,8 +1,7 @@
 """The guarded UPDATEs that every status change of runs, tool calls and waitpoints consists of, and the lock order.
 
-Only this module holds the key to the protected fields. Lock order: chat or user, run, account; several runs in the
-order of their ids. A webhook event only shares its endpoint's key and may be written at any point. Locks are FOR NO KEY
-UPDATE: the insert of a row that refers to a locked row does not wait.
+A webhook event only takes a share lock on its endpoint's key, so it may be written at any point. Row locks are FOR NO
+KEY UPDATE, so that inserts of rows that refer to a locked row do not wait.
 """
 
 import logging
@@ -41,7 +40,7 @@ from webhooks import outbox
 # Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
 HOUSEKEEPING_LOCK_SECONDS = 0.2
 
-# What a caller may give of a run: much text, which takes long to parse.
+# Fields of a run that a caller gives: they can be long, and parsing them takes time.
 WIDE = ("instructions", "client_tools", "output_schema")
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ _KEY = take_key(Run, ToolInvocation, Waitpoint)
 
 
 class LeaseLost(Exception):
-    """The row is not as the caller knows it: usually another worker owns the run. Nothing was written."""
+    """The row differs from what the caller knows: usually another worker owns the run. Nothing was written."""
 
 
 class Moved(NamedTuple):
@@ -79,9 +78,9 @@ def move_run(
     also: Writes | None = None,
     **changes: Any,
 ) -> Run:
-    """Move ``run`` to ``to``, perhaps the same status, and append ``happened`` to its stream with the webhook events
-    that report it. Returns the run as it then is. Raises LeaseLost if the row is not as ``run`` says, or a guard of
-    ``before`` finds no row; then ``also`` is not written either.
+    """Move ``run`` to the status ``to``, which may be its present one, and append ``happened`` to its stream, with the
+    webhook events that report it. Returns the run as it then is. Raises LeaseLost if the row differs from ``run``
+    (``as_known``), or if a guard of ``before`` finds no row; then nothing is written, also not ``also``.
     """
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
@@ -109,17 +108,17 @@ def move_run(
 
 
 def as_known(run: Run) -> dict[str, Any]:
-    """The conditions under which the row is as ``run`` says: the lease that it was claimed under still holds. If the
-    answer to a commit was lost, the row's index is ahead, and the same step must not be written twice. A requested
-    cancel must be known, because it would be lost with the next move.
+    """The conditions that the run's row must meet to be as ``run`` says. They show that the owner's lease still holds.
+    The stream's index shows whether a commit succeeded whose answer was lost: then the same step must not be written
+    twice. A cancel that was requested must be known, because the next move would overwrite it.
     """
     names = ("status", "last_stream_index", "lease_token", "worker_id", "cancel_requested_at")
     return {"id": run.pk} | {name: getattr(run, name) for name in names}
 
 
 def cancel_line(chat_id: str) -> None:
-    """queued → cancelled, for all runs in line of a chat that the caller has locked, by one UPDATE and one INSERT. They
-    have never run, so there are no calls, waitpoints, holds or text to end.
+    """queued → cancelled, for all runs in line of a chat that the caller has locked, with one UPDATE and one INSERT.
+    These runs have never executed, so they have no calls, waitpoints, holds or text to end.
     """
     in_line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
     runs, now, to = list(in_line.select_for_update(no_key=True).order_by("pk")), clock.now(), RunStatus.CANCELLED
@@ -130,7 +129,7 @@ def cancel_line(chat_id: str) -> None:
         return
     happened = [(run, [events.run_status(run, to)]) for run in runs]
     insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True)))
-    # If there is no endpoint for the first event, there is none for the others: they are of one user.
+    # If the first event has no endpoint, the others have none either: all runs belong to one user.
     reports = Writes()
     for run, told in happened:
         _emit(reports, run, told)
@@ -142,7 +141,7 @@ def cancel_line(chat_id: str) -> None:
 
 
 def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
-    """Running runs that lost their worker, locked, give up their leases, by one UPDATE."""
+    """Take the leases of ``runs``, which are running, locked and have lost their worker, with one UPDATE."""
     rows = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
     ran = [When(pk=run.pk, then=Value(stop_running(run)["ran_ms"])) for run in runs]
     changed = rows.change(
@@ -160,8 +159,9 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
 
 
 def fence(run: Run, *, ends: bool = False) -> Run:
-    """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row is
-    not as ``run`` says. A transition that ``ends`` the run gets it with a cancel that was requested meanwhile.
+    """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row
+    differs from ``run``. If the transition ``ends`` the run, a cancel that was requested meanwhile is allowed. Returns
+    the run with the time of a requested cancel.
     """
     known = as_known(run)
     if ends:
@@ -173,8 +173,8 @@ def fence(run: Run, *, ends: bool = False) -> Run:
 
 
 def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
-    """The run's row, locked after its chat's. Without ``wait`` None if one of them is locked, and other locks of this
-    transaction are waited for only HOUSEKEEPING_LOCK_SECONDS.
+    """The run's row; its chat is locked first. If ``wait`` is false: None if one of the two is locked, and the
+    transaction's other locks are waited for only HOUSEKEEPING_LOCK_SECONDS.
     """
     if not wait:
         limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
@@ -238,14 +238,14 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
 
 
 def _report_after_commit(before: Run, run: Run) -> None:
-    """A run's new status, for staff."""
+    """Report a run's new status in the metrics and, at its end, in the log."""
     metrics.run_moved(before, run)
     if run.status in FINAL_RUN_STATUSES:
         transaction.on_commit(partial(_log_end, run), robust=True)
 
 
 def _log_end(run: Run) -> None:
-    """One line for each run that ended, of ids, names of the catalogue and numbers only."""
+    """One line for each run that ended. It has only ids, names of the catalogue and numbers."""
     logger.info(
         "run %s ended: %s, error %s, model %s, agent %s, %.3f s, %d turns, %d tool calls",
         *(run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"),
@@ -254,7 +254,7 @@ def _log_end(run: Run) -> None:
 
 
 def log_failure(run_id: str, code: str | None, reason: str | None, attempt: ModelAttempt | None) -> None:
-    """One line for staff, of names of this service and numbers only: it quotes nobody."""
+    """One line for staff. It has only names of this service and numbers, and quotes no text of users or providers."""
     request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
     line = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
     logger.warning(line, run_id, code, reason or "-", *request)

@@ -1,6 +1,6 @@
-"""Tool calls whose outcome comes without a worker: from the tool's own callback, or from the caller's app; and the runs
-that are parked because all their open calls are such (docs/architecture.md, "Parked calls"). An outcome needs no lease:
-its transaction locks the run, and an owner that is at work finds its run's stream ahead and reads it again.
+"""Tool calls whose outcome comes without a worker: from the tool's callback, or from the caller's app. And parked runs,
+all of whose open calls are such calls (docs/architecture.md, "Parked calls"). An outcome needs no lease: its
+transaction locks the run. A worker that owns the run finds the run's stream ahead and reads the run again.
 """
 
 from collections.abc import Collection
@@ -32,16 +32,16 @@ from runs.tools.base import (
 )
 from runs.tools.questions import Dialogue
 
-# Of a call's progress, one of this many seconds is kept.
+# At most one progress report of a call is kept in this many seconds.
 PROGRESS_SECONDS = 1
-# Between the attempts to tell a tool's server of the end of a call.
+# Pauses between the attempts to tell a tool's server about the end of a call.
 TELL_AGAIN_SECONDS = (30, 60)
-# A request about a call that is open may take so long; then another worker makes it again.
+# The longest time of a request about an open call; after it, another worker makes the request again.
 CONTACT_SECONDS = 60
 
 
 class Recorded(NamedTuple):
-    """The call as it then is, and whether what was sent counts."""
+    """The call as it then is, and whether the outcome or progress was recorded."""
 
     call: ToolInvocation
     accepted: bool
@@ -49,19 +49,19 @@ class Recorded(NamedTuple):
 
 @transaction.atomic
 def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
-    """DISPATCHING, and from now on it awaits its tool; or → FAILED if the user has PARKED_CALLS_PER_USER such calls."""
+    """The DISPATCHING call now awaits its tool; or → FAILED if the user has PARKED_CALLS_PER_USER such calls."""
     lock_user(run.pk)  # so that calls of other runs are counted
     fence(run)
     if calls.room_to_park(run.user_id) <= 0:
         told = calls.to_tell(call, "run_ended") | {"remote_task": parked.remote_task}
         return calls.record_call_result(run, call, tool_error(calls.TOO_MANY_PARKED), **told)
     now = clock.now()
-    # The end that was promised with a callback.
+    # The end that the request with the callback's address promised.
     changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": latest_end(call)}
     if parked.contact_in_seconds is not None:
         contact_at = now + timedelta(seconds=parked.contact_in_seconds)
         changes |= {"contact_at": contact_at, "remote_task": parked.remote_task}
-        # A task begins only now, perhaps after a question.
+        # The time of a task begins only now: there may have been a question before.
         changes["expires_at"] = now + timedelta(seconds=call.park_seconds or 0)
     if parked.expires_in_seconds is not None:
         changes["expires_at"] = min(changes["expires_at"], now + timedelta(seconds=parked.expires_in_seconds))
@@ -75,14 +75,16 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
 
 
 def latest_end(call: ToolInvocation) -> datetime:
-    """Until when a dispatched call may await its tool: the same at each attempt."""
+    """The time until which a dispatched call may await its tool. It is the same for each attempt of the call."""
     assert call.started_at is not None  # noqa: S101  (it is dispatched)
     return call.started_at + timedelta(seconds=call.park_seconds or 0)
 
 
 @transaction.atomic
 def park_run(run: Run) -> Moved:
-    """The owner gives up its lease and the run's place, because all open calls await others."""
+    """The owner gives up its lease and the run's place of RUN_USER_LIMIT, because all open calls await outcomes from
+    outside.
+    """
     changes = stop_running(run) | {"parked": True, "due_at": None}
     run = move_run(run, RunStatus.RUNNING, (), **changes)
     nudge_next_throttled(run.user_id)
@@ -92,8 +94,8 @@ def park_run(run: Run) -> Moved:
 
 @transaction.atomic
 def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> Recorded:
-    """DISPATCHING → COMPLETED or FAILED, in any state of the run, without its lease, of a call that awaits its outcome
-    or may begin to. Of any number of outcomes the first counts, and none after the call's time.
+    """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to. The run may have any
+    state, and no lease is needed. Only the first outcome counts, and none after the call's time.
     """
     run, call = _locked(call)
     if call.status != InvocationStatus.DISPATCHING or (call.awaiting is None and call.park_seconds is None):
@@ -108,7 +110,7 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     """The progress of an open call, unless the last one is less than PROGRESS_SECONDS old."""
     run, call = _locked(call)
     now = clock.now()
-    # Each progress puts an owner of the run behind the database, so that it must read the run again.
+    # Each progress report adds an event, so that an owner of the run must read the run again.
     disturbs = run.worker_id is not None and now - run.updated_at < timedelta(seconds=PROGRESS_SECONDS)
     last = (call.progress or {}).get("at")
     is_early = last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
@@ -126,7 +128,7 @@ def _progress(now: datetime, fraction: float | None, message: str | None) -> dic
 
 @transaction.atomic
 def expire_call(call_id: str) -> bool:
-    """A call that awaits its outcome after its time → FAILED; the run goes on. False if there was nothing to do, or if
+    """A call whose outcome did not come in time → FAILED; the run continues. False if there was nothing to do, or if
     the run is locked.
     """
     run = lock_run(ToolInvocation.objects.values_list("run_id", flat=True).get(pk=call_id), wait=False)
@@ -176,9 +178,9 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
 def due_contacts(
     limit: int, of_a_user: int, tools: Collection[str], users: Collection[int]
 ) -> list[tuple[str, str, int, int]]:
-    """Calls whose tools' servers are due to be contacted, but not those of these tools and users, and only the first
-    ``of_a_user``: of each the id, the tool, the user, and its place among the user's. First the one of each user that
-    is longest due.
+    """Calls about which a tool's server is due to be contacted, without those of these ``tools`` and ``users``, and at
+    most ``of_a_user`` of each user. Each has its id, tool, user and number among the user's due calls, from 1. The
+    longest due call of each user comes first.
     """
     due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
     due = due.exclude(name__in=tools).exclude(run__user__in=users)
@@ -189,9 +191,9 @@ def due_contacts(
 
 @transaction.atomic
 def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
-    """Those of the calls that are due and that no other process takes, with their runs and users. They are due again in
-    case this process dies: an open call after CONTACT_SECONDS; one that has ended after the next of TELL_AGAIN_SECONDS,
-    if there is one.
+    """The due ones of these calls that no other process has taken, with their runs and users. They become due again in
+    case this process dies: open calls after CONTACT_SECONDS; ended ones after the next of TELL_AGAIN_SECONDS, if there
+    is one.
     """
     now = clock.now()
     due = ToolInvocation.objects.filter(pk__in=call_ids, contact_at__lte=now).select_related("run__user")
@@ -210,12 +212,12 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
 
 
 def end_contact(call: ToolInvocation) -> None:
-    """The tool's server knows what it has to know."""
+    """The tool's server needs no further request about the call."""
     ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
 
 
 def contact_again(call: ToolInvocation, still: Parked) -> None:
-    """A call of ``take_contacts`` has no outcome yet."""
+    """The server of a call of ``take_contacts`` has answered that there is no outcome yet."""
     if still.asks_user:
         _ask(call, still)
         return
@@ -229,7 +231,7 @@ def contact_again(call: ToolInvocation, still: Parked) -> None:
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
-    """The row, if nothing has happened to it since ``take_contacts``."""
+    """The call's row, if it has not changed since ``take_contacts``."""
     return ToolInvocation.objects.filter(
         pk=call.pk, status=InvocationStatus.DISPATCHING, contact_at=call.contact_at, remote_task=call.remote_task
     )
@@ -237,7 +239,9 @@ def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
 
 @transaction.atomic
 def _ask(call: ToolInvocation, still: Parked) -> None:
-    """The call's server asks the user: its run opens a waitpoint when it resumes, and is not asked until the answer."""
+    """The call's server asks the user: the run opens a waitpoint when it resumes. The server is not contacted again
+    before the answer.
+    """
     run, _ = _locked(call)
     if not _taken(call).exists():
         return

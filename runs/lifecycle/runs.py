@@ -49,12 +49,12 @@ from runs.models import (
 
 
 class ChatChanged(Exception):
-    """The chat is not as it was read; nothing was written."""
+    """The chat has changed since it was read; nothing was written."""
 
 
 def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bool) -> Run:
-    """(new) → queued, in the chat that the caller has read: active at once, or blocked behind the chat's live runs.
-    Returns the run as it is stored. Raises ChatChanged if a chat that is not ``locked`` has changed since.
+    """(new) → queued, in the chat as the caller has read it: active at once, or blocked behind the chat's live runs.
+    Returns the run as it is stored. Raises ChatChanged if the chat has changed since, unless it is ``locked``.
     """
     now = run.created_at
     happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
@@ -67,7 +67,7 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
         due_at=now + NUDGE_GRACE,
     )
     writes = Writes()
-    # Whatever changes a chat changes one of these fields.
+    # Every change of a chat changes one of these fields.
     read = {"active_run_id": chat.active_run_id, "updated_at": chat.updated_at, "deleted_at": None}
     changes: dict[str, Any] = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
     if run.blocked:
@@ -101,9 +101,9 @@ def request_cancel(run_id: str) -> None:
 
 @transaction.atomic
 def claim(run_id: str, worker_id: str) -> Run | None:
-    """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or it
-    may not execute now. A worker may claim its own run again, which it does not execute: the answer to the claim's
-    commit was lost, or the step after the claim failed.
+    """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or
+    the run may not execute now. A worker can claim a run that it owns but does not execute: the answer to the commit of
+    its claim was lost, or the step after the claim failed.
     """
     run = lock_claimable(run_id, worker_id)
     if run is None:
@@ -150,8 +150,8 @@ def record_turn(
 ) -> Moved:
     """Record a model's response that has tool calls: its text, its usage and its calls.
 
-    ``delta`` is the text that was not streamed yet, ``content`` the message as it now is. ``calls`` are not stored yet,
-    and those that cannot be made are FAILED; those in ``ready`` are dispatched. Returns all calls as they are stored.
+    ``delta`` is the text that was not streamed yet, ``content`` the message as it now is. ``calls`` are not stored yet;
+    calls that cannot be made are FAILED. The calls in ``ready`` are dispatched. Returns all calls as they are stored.
     """
     call_transitions.fence_to_dispatch(run, ready)
     spending.charge(charge)
@@ -181,8 +181,8 @@ def complete(
     output: dict[str, Any] | None = None,
     limited_by: str | None = None,
 ) -> Moved:
-    """running → completed, with a model's response that has no tool calls, but perhaps the run's ``output``.
-    ``limited_by``: by what the answer was cut. The other arguments are as in ``record_turn``.
+    """running → completed, with a model's response without tool calls. ``output``: the run's structured output, if it
+    has one. ``limited_by``: the limit that cut the answer. The other arguments are as in ``record_turn``.
     """
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
@@ -192,7 +192,7 @@ def complete(
     if output is not None:
         changes |= {"output": output, "finish_reason": "stop", "limited_by": None}
     move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, **changes)
-    # Usually no run waits behind this one: then all is one statement (docs/decisions/0011).
+    # Usually no run waits behind this one: then one statement does everything (docs/decisions/0011).
     guards, alone = Writes(), Writes()
     leave_chat(run, guards, alone)
     spending.charge_with(run, charge, guards, alone)
@@ -209,8 +209,9 @@ def complete(
 
 @transaction.atomic
 def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: Charge | None) -> Moved:
-    """A request to a model ended without an answer, and another one follows: ``attempt`` says which, unless the owner
-    is behind the database. What the provider used is charged, and the text that was streamed is void.
+    """A request to a model ended without an answer, and another request follows. ``attempt`` records the failed
+    request; it is None if only the owner's state was older than the database. What the provider used is charged, and
+    the text that was streamed is void.
     """
     fence(run)
     happened = reset_events(run, recorded) if run.unrecorded_text else []
@@ -263,7 +264,7 @@ def cancel(run: Run, **ending: Any) -> Moved:
 
 @transaction.atomic
 def hand_over(run: Run) -> Moved:
-    """The owner gives up its lease: another worker continues at the next step. This is not a loss."""
+    """The owner gives up its lease: another worker continues at the next step. This does not count as a lost lease."""
     fence(run)
     changes = spending.settle(run) | stop_running(run)
     changes |= {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
@@ -288,12 +289,12 @@ def finish(
     happened: Sequence[StreamEvent] = (),
     **changes: Any,
 ) -> Moved:
-    """The way into failed and cancelled, inside the caller's transaction, which has locked the run unless it is
-    ``owned``: open calls and waitpoints are closed, all holds are settled. ``happened`` before.
+    """→ failed or cancelled, in the caller's transaction, which has locked the run unless it is ``owned``. Open calls
+    and waitpoints are closed, all holds are settled. ``happened``: events before those of the end.
 
-    The failed request (``attempt``) that ends the run is recorded; ``reason`` is for staff, if no request failed. A
+    ``attempt`` is the failed request that ends the run; without one, ``reason`` says for staff why the run ends. A
     complete ``turn`` that fails the run is recorded and charged. ``delta`` is the text of an unrecorded turn that was
-    not streamed yet: the message is what its stream then has. ``partial`` is what that turn cost.
+    not streamed yet: the message becomes what the stream then has. ``partial`` is what that turn cost.
     """
     promoted = promote_next(run)
     if owned:

@@ -1,5 +1,5 @@
-"""What a run's steps cost: their holds, the settlement of a turn's hold in the transition that ends its request, and
-whether a step waits for credits that other steps hold. No status changes here.
+"""What a run's steps cost: the holds of the steps, the settlement of a turn's hold in the transition that ends its
+request, and whether a step waits for credits that other steps hold. No status changes here.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ from runs.tools.questions import ASKS
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
-# A step that waits for credits looks more often than this. A worker that was killed or suspended does not, and must
-# not hold up younger runs.
+# A step that waits for credits repeats its wish more often than this. The wish of a worker that was killed or suspended
+# ends, so that it does not stop younger runs.
 WANTED_SECONDS = 5
 
 _RUN = """
@@ -47,8 +47,8 @@ _FIRST = """
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a request to a model cost, at most its hold; a free model's has none. ``price`` has the counts and prices,
-    for the ledger. ``turns``: 0 for a summary.
+    """What a request to a model cost, in micro-credits, at most its hold. A request to a free model has no hold.
+    ``price`` has the counts and prices for the ledger. ``turns``: how many turns it adds to the run; 0 for a summary.
     """
 
     hold: LedgerEntry | None
@@ -62,7 +62,7 @@ class Charge:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What it adds to the run's usage."""
+        """The tokens that the request adds to the run's usage, by column."""
         price = self.price
         tokens = price["inputTokens"], price.get("cachedInputTokens", 0), price["outputTokens"]
         return dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
@@ -70,8 +70,8 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Credits or budget (``code``) do not reach for a step: the least that it ``needs`` and what is ``left``, in
-    micro-credits.
+    """Credits or budget (``code`` says which) are not enough for a step: the least that it ``needs`` and what is
+    ``left``, in micro-credits.
     """
 
     code: str
@@ -86,7 +86,7 @@ class Refusal:
 
 
 def budget_refusal(run: Run, needs: int) -> Refusal | None:
-    """Why a step that ``needs`` so much would take the run over its maxCredits, if so. Reads only."""
+    """The refusal if a step that ``needs`` this amount would exceed the run's maxCredits, or None. Reads only."""
     if run.max_credits is None:
         return None
     left = run.max_credits - sums.committed(run.id)
@@ -94,7 +94,9 @@ def budget_refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def refusal(run: Run, needs: int) -> Refusal | None:
-    """Why budget or credits do not reach for a step, if so; not if it only has to wait for other steps."""
+    """The refusal if budget or credits are not enough for a step; None if they are, or if the step must only wait for
+    other steps.
+    """
     if over := budget_refusal(run, needs):
         return over
     available = spendable(run, needs)
@@ -102,8 +104,8 @@ def refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate; False if it has to wait for credits, or its run has. Raises ToolFailure if credits or
-    budget do not suffice.
+    """Hold the call's estimate. False if the call or its run must wait for credits. Raises ToolFailure if credits or
+    budget are not enough.
     """
     first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
@@ -127,17 +129,17 @@ def hold_call(run: Run, call: ToolInvocation) -> bool:
 
 
 def report_exhausted(run: Run) -> None:
-    """Tell the app that the user's credits do not reach for the run's next step."""
+    """Report to the app that the user's credits are not enough for the run's next step."""
     about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
     outbox.report_credits(run.user_id, CreditsEvent.EXHAUSTED, about)
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
-    """Hold ``amount`` for a request of the run's owner, the ``request``-th under its lease; None for 0. ``turn`` is the
-    turn's index, or ``compaction_key``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits without
-    any change. A repeated call returns the hold of the first.
+    """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn`` is the turn's
+    index, or a ``compaction_key``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits; then
+    nothing has changed. A repeated call returns the hold of the first call.
     """
-    # Locks the run: when its next owner or its end looks for open holds, this one is there.
+    # The statement locks the run, so its next owner, or its end, finds this hold when it looks for open holds.
     first = _first_in_line(run)
     owner = [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING]
     owned = ledger.Condition(f"{_OWNED[connection.vendor]} AND {first.sql}", [*owner, *first.values])
@@ -159,7 +161,7 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
 
 
 def held_turn(run: Run, turn: int | str, request: int) -> LedgerEntry | None:
-    """The hold of a request, if it was made."""
+    """The hold of a request, or None."""
     return LedgerEntry.objects.filter(cause=_cause(run, turn, request)).first()
 
 
@@ -168,19 +170,19 @@ def _cause(run: Run, turn: int | str, request: int) -> str:
 
 
 def _first_in_line(run: Run) -> ledger.Condition:
-    """No older run of the user waits for credits."""
+    """The condition that no older run of the user waits for credits."""
     moments = [clock.now() - timedelta(seconds=WANTED_SECONDS), run.created_at]
     since, created_at = map(connection.ops.adapt_datetimefield_value, moments)
     return ledger.Condition(_FIRST, [run.user_id, since, RunStatus.RUNNING, created_at, run.pk])
 
 
 def spendable(run: Run, least: int) -> int | None:
-    """The available credits, for a step of the run that needs at least ``least``. None if the step has to wait, because
-    other steps of the user, or older runs that wait, take what is missing only for now.
+    """The available credits, for a step of the run that needs at least ``least``, in micro-credits. None if the step
+    must wait: what is missing is only held for a while by other steps of the user, or an older run of the user waits.
 
-    Only what will be settled without a person is waited for: the holds of runs that execute, or that a worker resumes
-    next. A call that is approved can keep its hold for a day, while its run waits for another answer, and a call that
-    awaits its outcome for weeks. A call whose server asks the user keeps it until its run has asked, which comes after
+    A step waits only for holds that are settled without a person: those of runs that execute, or that a worker resumes
+    next. An approved call can keep its hold for a day while its run waits for another answer, and a call that awaits
+    its outcome keeps it for weeks. A call whose server asks the user keeps it until the run has asked, which is after
     this step.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
@@ -190,7 +192,7 @@ def spendable(run: Run, least: int) -> int | None:
     waiting = Run.objects.filter(older, user_id=run.user_id, status=RunStatus.RUNNING, credits_wanted_at__gt=since)
     calls = ToolInvocation.objects.filter(run__in=others.values("pk"), status=InvocationStatus.DISPATCHING)
     stay = calls.filter(Q(awaiting__isnull=False) | Q(node_type=MCP, remote_task__contains=ASKS)).values("pk")
-    # One statement, because all of it must be true at one moment.
+    # One statement, because all values must belong to the same moment.
     account = Account.objects.filter(pk=run.user_id).annotate(
         free=F("balance") - F("held"),
         at_work=sums.held_by(others.values("pk"), without_calls=stay),
@@ -201,8 +203,8 @@ def spendable(run: Run, least: int) -> int | None:
 
 
 def wait_for_credits(run: Run, least: int) -> bool:
-    """Whether a step of the run's owner has to wait (``spendable``). The row says so to younger runs, which let this
-    one go first. The owner asks again within WANTED_SECONDS.
+    """Whether a step of the run's owner must wait (``spendable``). The run's row records it, so that younger runs let
+    this one go first. The owner asks again within WANTED_SECONDS.
     """
     waits = spendable(run, least) is None
     owned = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
@@ -212,7 +214,7 @@ def wait_for_credits(run: Run, least: int) -> bool:
 
 
 def usage(run: Run, recorded: Turn | Compaction) -> dict[str, Any]:
-    """What a recorded turn or summary changes in its run's row."""
+    """The changes of the run's row by a recorded turn or summary."""
     changes: dict[str, Any] = {
         "input_tokens": run.input_tokens + recorded.input_tokens,
         "cached_input_tokens": run.cached_input_tokens + recorded.cached_tokens,
@@ -230,24 +232,26 @@ def charge(charged: Charge | None) -> None:
 
 
 def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) -> None:
-    """``charge`` as a part of the transition of the run's owner, whose ``guards`` and other writes these are."""
+    """``charge`` as a part of a transition of the run's owner: adds to the ``guards`` and the other writes of that
+    transition.
+    """
     if charged is not None and charged.hold is not None:
-        # The account changes only if the run's row will: later guards must find theirs.
+        # The account must change only if the run's row does, so the run's row is checked before the account.
         guards.lock(Run, as_known(run))
         ledger.charge_turn_with(guards, also, charged.hold, charged.amount, price=charged.price)
 
 
 def compaction_key(index: int) -> str:
-    """What stands for the turn's index in the ledger's rows of a compaction."""
+    """The value of ``turn`` in the ledger's rows of a compaction."""
     return f"c{index}"
 
 
 def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:
     """Settle all open holds of the locked run's requests to models, and those of its calls too if the run ``ends``.
-    Returns what that changes in the run's row: turns that ended early are part of its usage.
+    Returns the changes of the run's row: turns that ended early count in the run's usage.
 
-    ``partial`` is what the request under way cost, if its owner knows that. Otherwise the text that was streamed of it
-    tells; without text it costs nothing.
+    ``partial`` is what the open request cost, if its owner knows it. Otherwise the cost follows from the request's
+    streamed text; without text it is 0.
     """
     early: Counter[str] = Counter()
     streamed = "" if partial else unrecorded_text(run)
@@ -267,7 +271,7 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
 
 
 def _streamed(streamed: str, hold: LedgerEntry) -> Charge | None:
-    """What a request cost at least whose owner is lost, or gave the run up, by the text that was streamed of it."""
+    """The least that an open request cost, by its streamed text: its owner is lost, or has given the run up."""
     if not streamed:
         return None
     price: dict[str, Any] = hold.price or {}

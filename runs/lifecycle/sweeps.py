@@ -1,7 +1,7 @@
-"""Finds the work that no message led to: lost workers and their runs, runs that no worker took, waitpoints after their
-time. The heartbeat of each run worker calls these functions, at any moment and any number of times at once, and a task
-of beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of
-a call; the next call continues.
+"""Finds work whose message was lost: lost workers and their runs, runs that no worker took, waitpoints after their
+time. The heartbeat of each run worker calls these functions, at any moment and any number of times at once; a task of
+beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of a
+call; the next call continues.
 """
 
 import math
@@ -30,20 +30,21 @@ BATCH = 500
 # Runs that are released in one transaction.
 RELEASE_BATCH = 100
 
-# Since when this process has looked for late workers without a gap, and when it last did, by ``clock.steady``.
+# When this process began to look for late workers without a gap, and when it last looked, by ``clock.steady``.
 _watched = (0.0, float("-inf"))
 
-# When this process looks again for runs that credits reach for, by ``clock.steady``.
+# When this process next looks for runs whose credits have come, by ``clock.steady``.
 _next_look = float("-inf")
 LOOK_PAUSE = 50
 LOOK_PAUSE_SECONDS = 10.0
 
-# Running runs that lost their worker, and parked ones that may resume: the others of those without one are not due.
+# Running runs that lost their worker, and parked runs that may resume. Other running runs without a worker have no
+# ``due_at``.
 LEFT = Q(status=RunStatus.RUNNING, worker_id=None, due_at__isnull=False)
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (LEFT & Q(throttled=False))
 
-# Steps from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
-# are. The order by all its columns leaves the database no other index.
+# Goes from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
+# are. The ORDER BY names all columns of the index, so that the database uses no other index.
 _THROTTLED_USERS = """
     WITH RECURSIVE throttled (user_id, step) AS (
         SELECT (
@@ -62,25 +63,27 @@ _THROTTLED_USERS = """
 
 
 def sweep() -> int:
-    """What may not wait until there is a run worker. Returns how many workers, runs and waitpoints it dealt with."""
+    """The repairs that must happen also if no run worker lives. Returns how many workers, runs and waitpoints were
+    handled.
+    """
     return jobs.stages(JOB, reap_late_workers, repair)
 
 
 def repair(seconds: float = math.inf) -> int:
-    """Settle what lost runs hold, end what waited too long for an answer or an outcome, and resume runs that credits
-    reach for. Returns how many.
+    """Settle the holds of lost runs, end waitpoints and calls after their time, and resume runs whose credits have
+    come. Returns how many.
     """
     works = (settle_lost_turns, expire_waitpoints, expire_calls, resume_paid_runs)
     return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
 
 def reap_late_workers() -> int:
-    """``reap_workers`` for a process without a lease of its own. What made this process late (an outage, a suspension)
-    has made workers late too: they have the time of a lease to come back.
+    """``reap_workers`` for a process without a lease. What delayed this process (an outage, a suspension) has delayed
+    the workers too, so they get the time of a lease to come back.
     """
     global _watched
     moment = clock.now()
-    Worker.objects.filter(expires_at__lt=moment).exists()  # the database must have answered
+    Worker.objects.filter(expires_at__lt=moment).exists()  # waits until the database answers
     now, away = clock.steady(), max(settings.RUN_LEASE_SECONDS, 2 * settings.RUN_SWEEP_SECONDS)
     since, last = _watched
     _watched = since if 0 <= now - last < away else now, now
@@ -90,8 +93,8 @@ def reap_late_workers() -> int:
 
 
 def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> int:
-    """Delete the workers whose lease expired before ``moment`` (now), and release the runs of workers that no longer
-    exist; runs that lost their worker too often fail. Returns how many workers were lost.
+    """Delete the workers whose lease expired before ``moment`` (default: now), and release the runs of workers that no
+    longer exist. Runs that lost their worker too often fail. Returns how many workers were lost.
     """
     lost: list[str] = []
     expired = Worker.objects.filter(expires_at__lt=moment or clock.now())
@@ -100,11 +103,11 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
             # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
             lost = take_batch(expired, BATCH, to_delete=True)
             Worker.objects.filter(pk__in=lost).delete()
-    # Also a claim that was in flight while its worker was reaped.
+    # This also finds a run whose claim was in flight while its worker was deleted.
     gone = ~Exists(Worker.objects.filter(pk=OuterRef("worker_id")))
     ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
-    # Searched for each time: a process that noticed the last loss may have died before it ended the run.
+    # Searched at each call: the process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds):
         pass
@@ -112,8 +115,8 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
 
 
 def settle_lost_turns(seconds: float = math.inf) -> int:
-    """Runs that were released and that no worker takes over soon must not keep their users' credits held. Returns how
-    many were settled.
+    """Settle released runs that no worker takes over soon, so that they do not keep their users' credits held. Returns
+    how many were settled.
     """
     left = Run.objects.filter(LEFT, sums.has_open_turn_hold(OuterRef("pk")), updated_at__lt=clock.now() - NUDGE_GRACE)
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))
@@ -123,10 +126,10 @@ def release_unexecuted(
     worker_id: str, executing: Container[str], leaving: Callable[[], bool], seconds: float = math.inf
 ) -> list[str]:
     """Release the runs that a live worker owns but does not execute: the answer to a claim's commit was lost, or a step
-    failed beyond repair. Each release counts as a loss, so that no run goes round for ever. Returns their ids.
+    failed and cannot be repaired. Each release counts as a loss, so that no run is released for ever. Returns the ids.
 
-    ``executing`` is read after the runs, and contains a run before it is claimed. ``leaving`` is called last: a worker
-    that shuts down stops executing its runs before it hands them over, which is no loss.
+    ``executing`` is read after the runs' rows, and contains a run from before its claim. ``leaving`` is called last: a
+    worker that shuts down stops executing its runs before it hands them over, and that is no loss.
     """
     owned = Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING)
     unexecuted = [run_id for run_id in list(owned.values_list("pk", flat=True)) if run_id not in executing]
@@ -136,15 +139,15 @@ def release_unexecuted(
 
 
 def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
-    """Those that were released."""
+    """Returns the ids of the runs that were released."""
     return list(jobs.each_batch(JOB, run_ids, partial(release, rows), RELEASE_BATCH, seconds))
 
 
 @transaction.atomic
 def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
-    """Those of the runs that are still of ``rows`` and not locked lost their worker: another may take them over.
-    Returns their ids. What their open turns cost is charged by their next owner's claim, by their end or by
-    ``settle_lost``: here it would lock the accounts of many users at once.
+    """Release the runs that are still among ``rows`` and not locked: they lost their worker, and another may take them
+    over. Returns their ids. The cost of their open turns is charged later, by the next owner's claim, by the run's end
+    or by ``settle_lost``: charging here would lock the accounts of many users at once.
     """
     limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
@@ -160,7 +163,7 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
 
 @transaction.atomic
 def settle_lost(run_id: str) -> None:
-    """Charge the open turn of a released run that no worker has taken over yet, and release its hold."""
+    """Charge the open turn of a released run that no worker has taken over, and release the rest of the turn's hold."""
     limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None, parked=False)
     if run := rows.select_for_update(no_key=True, skip_locked=True).first():
@@ -171,7 +174,7 @@ def settle_lost(run_id: str) -> None:
 
 @transaction.atomic
 def give_up(run_id: str) -> None:
-    """A running run that lost its worker too often → failed. Any other run, and a locked one, is left as it is."""
+    """A running run that lost its worker too often → failed. Other runs, and locked ones, are left as they are."""
     run = lock_run(run_id, wait=False)
     if run is None or run.status != RunStatus.RUNNING or run.worker_id is not None:
         return
@@ -181,12 +184,12 @@ def give_up(run_id: str) -> None:
 
 
 def take_due_runs(limit: int) -> list[str]:
-    """Runs that could execute and that no worker took in time, longest due first; they are due again later."""
+    """Runs that could execute but that no worker took in time, the longest due first. They become due again later."""
     due = Run.objects.filter(CLAIMABLE, due_at__lte=clock.now()).order_by("due_at")
     if not due.exists():
         return []
-    # A backlog does not need more messages. But the worker that took this one may die with it, so the next message
-    # comes no later than a lost worker's runs are taken over.
+    # A backlog needs no more messages. But the worker that took the message may die, so the next message comes as soon
+    # as the runs of a lost worker are taken over.
     again = clock.now() + max(NUDGE_GRACE, timedelta(seconds=settings.RUN_LEASE_SECONDS))
     with transaction.atomic():
         taken = list(due.select_for_update(no_key=True, skip_locked=True).values_list("pk", flat=True)[:limit])
@@ -195,8 +198,8 @@ def take_due_runs(limit: int) -> list[str]:
 
 
 def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
-    """At most ``limit`` throttled runs that may execute although no nudge said so: the nudge was lost, or the limit was
-    raised. It looks at BATCH users after the user ``after``, and returns after which user the next call continues.
+    """At most ``limit`` throttled runs that may execute without having been nudged: the nudge was lost, or the limit
+    was raised. Looks at BATCH users with ids above ``after``. Returns the runs, and ``after`` for the next call.
     """
     with connection.cursor() as cursor:
         cursor.execute(_THROTTLED_USERS, [after, BATCH])
@@ -229,13 +232,13 @@ def expire_calls(seconds: float = math.inf) -> int:
 
 
 def resume_paid_runs(seconds: float = math.inf) -> int:
-    """Runs that wait for credits which have come, although no nudge said so: it was lost, or other runs have released
-    what they held. Returns how many users' runs were looked at. The look reads all waiting runs (0.2 s for 100,000 on
-    PostgreSQL), so each process pauses LOOK_PAUSE times as long, but at most LOOK_PAUSE_SECONDS.
+    """Resume runs whose credits have come without a nudge: the nudge was lost, or other runs have released their holds.
+    Returns for how many users. The search reads all waiting runs (0.2 s for 100,000 on PostgreSQL), so each process
+    pauses for LOOK_PAUSE times that duration, at most LOOK_PAUSE_SECONDS.
     """
     global _next_look
     begun = clock.steady()
-    if 0 < _next_look - begun <= LOOK_PAUSE_SECONDS:  # more than that: another clock, after a fork or in a test
+    if 0 < _next_look - begun <= LOOK_PAUSE_SECONDS:  # a longer pause comes from another clock: a fork or a test
         return 0
     users = list(waitpoints.payable().order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
     _next_look = clock.steady() + min(LOOK_PAUSE * (clock.steady() - begun), LOOK_PAUSE_SECONDS)

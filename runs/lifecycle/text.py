@@ -18,14 +18,14 @@ from runs.models import Run, RunEvent, RunStatus, Turn
 
 
 def reset_events(run: Run, recorded: str) -> list[StreamEvent]:
-    """The message starts again with the text that turns have recorded."""
+    """The events that start the message again with the text of the recorded turns."""
     return [events.message_reset(run)] + ([events.message_delta(recorded)] if recorded else [])
 
 
-# What of a run's row must be as its owner knows it.
+# The columns in which a run's row must agree with what its owner knows.
 KNOWN = ("last_stream_index", "lease_token", "worker_id")
 
-# For those runs that are as they are known and not locked: one locked run must not hold up the text of all runs.
+# Only runs whose rows agree and are not locked get their text: one locked run must not delay the text of all runs.
 _APPEND = """
     WITH given AS (
         SELECT * FROM unnest(%s::varchar[], %s::bigint[], %s::bigint[], %s::varchar[], %s::text[])
@@ -45,9 +45,9 @@ _APPEND = """
 
 
 def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
-    """Append streamed text to many runs at once. Returns those runs by id as they then are; the row of a run that is
-    missing is not as ``batch`` says. A run that another transaction has locked is returned as it was given, and nothing
-    is written.
+    """Append streamed text to many runs at once. Returns the runs as they then are, by id, without those whose rows
+    differ from ``batch``. A run that another transaction has locked is returned as it was given, and its text is not
+    written.
     """
     appended = (_append_at_once if connection.vendor == "postgresql" else _append_in_steps)(batch)
     wakeups.after_commit(*appended)
@@ -60,14 +60,14 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
         index, *lease = found.get(run.pk, [None])
         owned = lease == [run.lease_token, run.worker_id]
         if owned and index == run.last_stream_index:
-            written[run.pk] = run  # it is locked
+            written[run.pk] = run  # the row is locked
         elif run.pk in appended or (owned and _is_last(run, text)):
             written[run.pk] = changed(run, last_stream_index=run.last_stream_index + 1, unrecorded_text=True)
     return written
 
 
 def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
-    """The runs that have their text now."""
+    """Returns the ids of the runs whose text was written."""
     runs, now = [run for run, _ in batch], clock.now()
     texts = [to_text(events.message_delta(text)[1]) for _, text in batch]
     known = [[getattr(run, name) for run in runs] for name in ("pk", *KNOWN)]
@@ -77,7 +77,7 @@ def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
 
 @transaction.atomic
 def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
-    """The same on SQLite, where no row is locked: it has one writer at a time."""
+    """``_append_at_once`` on SQLite, which has one writer at a time and no row locks."""
     appended: set[str] = set()
     for run, text in batch:
         with contextlib.suppress(LeaseLost):
@@ -87,9 +87,9 @@ def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
 
 
 def _is_last(run: Run, text: str) -> bool:
-    """Whether the event after the last one that ``run`` knows is this text, and no other follows. Only its owner adds
-    to the stream of a running run, so it was written by a commit whose answer was lost. It holds less than ``text`` if
-    more text came before the repetition.
+    """Whether the only event after those that ``run`` knows is this text. Only the owner adds to the stream of a
+    running run, so such an event comes from a commit whose answer was lost. It differs if more text came before the
+    repetition.
     """
     ((kind, data),) = text_events(text)
     after = RunEvent.objects.filter(run_id=run.pk, index__gt=run.last_stream_index)
@@ -101,7 +101,7 @@ def text_events(delta: str) -> list[StreamEvent]:
 
 
 def recorded_text(run: Run) -> str:
-    """The message as its turns have it."""
+    """The message's text in the recorded turns."""
     return join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
 
 
@@ -111,7 +111,7 @@ def unrecorded_text(run: Run) -> str:
 
 
 def streamed_text(run: Run) -> str:
-    """The message as its stream has it: the deltas since the last reset."""
+    """The message's text in the stream: the deltas since the last reset."""
     parts: list[str] = []
     rows = RunEvent.objects.filter(run=run, type__in=[StreamType.MESSAGE_DELTA, StreamType.MESSAGE_RESET]).order_by(
         "index"

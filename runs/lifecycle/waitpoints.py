@@ -31,14 +31,14 @@ from runs.models import (
 from runs.tools.base import ToolFailure
 from runs.tools.questions import Dialogue
 
-# Runs of one user that are resumed in one go; the sweep continues.
+# The most runs of one user that are resumed in one call; the sweep resumes the others.
 RESUMED_AT_ONCE = 500
 
 
 @transaction.atomic
 def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any], question: int = 0) -> Moved:
-    """running → waiting: the lease is given up, and no worker holds anything until the answer. ``question`` counts
-    those that the server of the call's tool asks.
+    """running → waiting: the lease is given up; no worker keeps anything for the run until the answer. ``question``
+    numbers the questions of the server of the call's tool.
     """
     asked = {"kind": kind, "invocation": call, "request_payload": payload, "question": question}
     return _open(run, settings.WAITPOINT_EXPIRY_SECONDS, **asked)
@@ -46,8 +46,8 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
 
 @transaction.atomic
 def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
-    """running → waiting, because credits or budget do not reach for the next step: the ``call``, or without one a
-    request to a model.
+    """running → waiting, because credits or budget are not enough for the next step: the ``call``, or if that is None,
+    a request to a model.
     """
     payload = {
         "toolName": call.name if call else "model",
@@ -62,7 +62,7 @@ def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
     moved = _open(run, settings.CREDITS_WAIT_SECONDS, kind=kind, request_payload=payload, needed=refusal.needs)
     if refusal.code == RunError.INSUFFICIENT_CREDITS:
         spending.report_exhausted(run)
-    # Credits may have come since the refusal.
+    # Credits may have been granted since the refusal.
     nudge_after_commit(RESUME_PAID, str(run.user_id))
     return moved
 
@@ -79,8 +79,8 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
 
 @transaction.atomic
 def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any) -> Waitpoint:
-    """PENDING → COMPLETED and the run waiting → queued with its ``changes``. Only the first answer changes anything,
-    and only in time. Returns the waitpoint as it then is.
+    """PENDING → COMPLETED, and the run waiting → queued with ``changes``. Only the first answer in time changes
+    anything. Returns the waitpoint as it then is.
     """
     run, waitpoint = _locked(waitpoint_id)
     return _answer(run, waitpoint, payload, **changes) if run is not None and _is_open(waitpoint) else waitpoint
@@ -88,7 +88,7 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any)
 
 @transaction.atomic
 def refuse_pause(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
-    """``answer_waitpoint`` of a user who refuses to wait for credits: the run waiting → failed."""
+    """The answer of a user who refuses to wait for credits: PENDING → COMPLETED, and the run waiting → failed."""
     run, waitpoint = _locked(waitpoint_id)
     if run is None or not _is_open(waitpoint):
         return waitpoint
@@ -119,12 +119,12 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
 
 
 def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
-    """What the user's answer to a question about an open call changes in the call.
+    """Change an open call by the user's answer to a question about it.
 
-    An approved call gets its hold and stays PENDING, also if the hold or the run has to wait for credits; or → FAILED
-    if credits or budget do not suffice. A refused one → REFUSED: it costs nothing. An answer to the server of a call
-    that it has not finished is told to a task's server at once when it has all answers, to any other one when the call
-    is made again.
+    An approved call gets its hold and stays PENDING, also if the hold or the run must wait for credits; it becomes
+    FAILED if credits or budget are not enough. A refused call becomes REFUSED and costs nothing. An answer to the
+    server of an open call is stored: a task's server gets the answers at once when they are complete, other servers
+    when the call is made again.
     """
     if kind == WaitpointKind.CLARIFICATION:
         if call.status == InvocationStatus.DISPATCHING:
@@ -148,16 +148,18 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
 
 
 def payable() -> QuerySet[Waitpoint]:
-    """Those of runs that wait for credits, and for whose next steps credits and budgets reach, each on its own."""
+    """The pending waitpoints of runs that wait for credits, if credits and budget are now enough for the run's next
+    step. Each run is looked at on its own: together, the steps may need more than there is.
+    """
     waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     return waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
 
 
 def resume_paid(user_id: int) -> int:
-    """waiting → queued for the user's runs that wait for credits, as far as credits and budgets reach for their next
-    steps, the oldest first: one that needs more than is left lets younger ones pass. Returns how many. A run whose step
-    finds too little then waits again.
+    """waiting → queued for the user's runs that wait for credits, oldest first, as long as the credits are enough for
+    their next steps. A run that needs more than is left is passed over. Returns how many were resumed. A run whose step
+    finds too few credits waits again.
     """
     left, resumed = ledger.available(user_id), 0
     in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
@@ -174,8 +176,8 @@ def _resume(waitpoint_id: str) -> bool:
 
 
 def _answer_if_paid(run: Run, waitpoint: Waitpoint) -> bool:
-    """Resume a run that waits for credits. Those that came before the end of the wait count, also if no process saw
-    them then; later ones do not.
+    """Resume a run that waits for credits, if they are enough. Credits that came before the end of the wait count, also
+    if no process noticed them at that time; later credits do not.
     """
     if waitpoint.needed is None or not payable().filter(pk=waitpoint.pk).exists():
         return False
@@ -189,9 +191,8 @@ def _answer_if_paid(run: Run, waitpoint: Waitpoint) -> bool:
 
 @transaction.atomic
 def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
-    """A pending waitpoint after its time → EXPIRED, and its run → failed: the end of the run closes its waitpoint. Or
-    the run is resumed, by credits that came in time. False if there was nothing to do, or without ``wait`` if the run
-    is locked.
+    """A pending waitpoint after its time → EXPIRED, and its run → failed. But the run is resumed if credits came in
+    time. False if there was nothing to do, or if the run is locked and ``wait`` is false.
     """
     run, waitpoint = _locked(waitpoint_id, wait=wait)
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
@@ -203,8 +204,8 @@ def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
 
 
 def _locked(waitpoint_id: str, *, wait: bool = True) -> tuple[Run | None, Waitpoint]:
-    """The lock of a waitpoint is its run's, so the waitpoint is read once the run is locked. With ``wait`` there is a
-    run: a waitpoint's row is deleted with its run's.
+    """A waitpoint is locked by locking its run, so it is read after the run is locked. With ``wait`` there is always a
+    run, because a waitpoint's row is deleted with the run's.
     """
     run = lock_run(Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id), wait=wait)
     return run, Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)
