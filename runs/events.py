@@ -32,13 +32,6 @@ StreamEvent = tuple[StreamType, dict[str, Any]]
 SEPARATOR = "\n\n"
 # The webhook events, by the stream event and the status in it that they report.
 WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
-# The fields that only one webhook event has, and their names in the stream event.
-FIELDS: dict[Event, dict[str, str]] = {
-    Event.AGENT_FAILED: {"errorCode": "errorCode"},
-    Event.AGENT_WAITING: {"waitpointId": "id", "kind": "kind", "expiresAt": "expiresAt"},
-    Event.TOOL_PARKED: {name: name for name in ("toolInvocationId", "name", "awaiting", "expiresAt")},
-    Event.TOOL_COMPLETED: {name: name for name in ("toolInvocationId", "name", "status", "creditUsed")},
-}
 
 
 def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[str, Any]]]:
@@ -49,7 +42,7 @@ def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[s
     for kind, data in happened:
         given |= data
         if event := WEBHOOKS.get((kind, data.get("status", ""))):
-            yield event, {name: given[source] for name, source in FIELDS.get(event, {}).items()}
+            yield event, {name: given[field.source or name] for name, field in event.fields.items()}
 
 
 def join_text(texts: Iterable[str]) -> str:

@@ -60,7 +60,7 @@ def add(
     extra: dict[str, Any] | None = None,
 ) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    its id. ``extra`` holds its own fields (``webhooks/openapi.yaml``); Decimals are written exactly. ``request_id`` is
+    its id. ``extra`` holds its own fields (``events.py``); Decimals are written exactly. ``request_id`` is
     of the request that caused the run, for the log lines of attempts.
     """
     now = clock.now()

@@ -7,10 +7,11 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, StrictBooleanField, StrictCharField, TimestampField
 from config.kernel import clock
+from webhooks.events import Event
 from webhooks.models import Delivery, Endpoint
 from webhooks.services import URL_MAX_CHARS
 
-EXTENDED = "Whether `agent.waiting`, `agent.cancelled` and `tool.parked` are sent too."
+EXTENDED = f"Whether the extended events are sent too: {', '.join(f'`{event}`' for event in Event if event.extended)}."
 
 
 @extend_schema_serializer(component_name="WebhookEndpoint")
