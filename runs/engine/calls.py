@@ -1,4 +1,6 @@
-"""The tool calls of one run: checked, asked about where necessary, dispatched, made and recorded."""
+"""The tool calls of one run: their inputs are checked, the user is asked where necessary, the calls are dispatched and
+made, and their outcomes are recorded.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +38,7 @@ from runs.tools.schema import check_input, parse_arguments
 
 
 async def new_invocations(session: Session, turn_index: int, calls: list[ToolCall]) -> list[ToolInvocation]:
-    """New invocations, not stored yet; those that name no tool or whose input does not fit are FAILED."""
+    """New invocations, not stored yet. Those that name no known tool, or whose input is not valid, are FAILED."""
     await session.learn_tools(call.name for call in calls)
     offered = session.tools()
     pairs = [(call, offered.get(call.name)) for call in calls]
@@ -64,7 +66,7 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
 
 
 def _parse(call: ToolCall, tool: ToolDefinition | None) -> tuple[dict[str, Any], ToolFailure | None]:
-    """The arguments, which are {} if they are no JSON object, and why the call fails."""
+    """The arguments, {} if they are no JSON object; and why the call fails, or None."""
     unknown = None if tool else ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
     input: dict[str, Any] = {}
     try:
@@ -77,13 +79,13 @@ def _parse(call: ToolCall, tool: ToolDefinition | None) -> tuple[dict[str, Any],
 
 
 def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[ToolInvocation]:
-    """The pending calls that can be made without an answer of the user."""
+    """The PENDING calls that can be made without an answer of the user."""
     return [call for call in calls if call.status == InvocationStatus.PENDING and _question(session, call) is None]
 
 
 def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
-    """What the user must answer before the call is made or goes on, as (waitpoint kind, its request payload): first
-    whether the call is approved, then what ``ask_user`` or the tool's server asks.
+    """What the user must answer before the call is made or continues, as (waitpoint kind, its request payload); None if
+    nothing. The approval of the call comes first, then what ``ask_user`` or the tool's server asks.
     """
     if call.status == InvocationStatus.DISPATCHING:
         asked = _dialogue(call).question
@@ -119,24 +121,25 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
 
 
 def _dialogue(call: ToolInvocation) -> Dialogue:
-    """What the server of the call's tool asks: only those of MCP tools do."""
+    """The questions of the server of the call's tool; only servers of MCP tools ask any."""
     return Dialogue.from_text(call.remote_task if call.node_type == MCP else "")
 
 
 def _is_approved(session: Session, call: ToolInvocation) -> bool:
-    """Whether the user approved the pending call. It has its hold since then, unless other steps held the credits."""
+    """Whether the user approved the PENDING call. It has its hold since then, unless other steps held the credits."""
     return (call.id, WaitpointKind.CREDIT_APPROVAL) in session.journal.answers
 
 
 async def resume(session: Session) -> None:
-    """Continue with the open calls: make those that need no answer side by side; if there are none, ask one question,
-    for which the run then waits; if there is none either, all of them await others, and the run is parked.
+    """Continue with the open calls. Make the calls that need no answer side by side. If there are none, ask one
+    question, for which the run then waits. If there is no question either, all open calls await outcomes from outside,
+    and the run is parked.
     """
     open_calls = session.journal.open_calls
-    # Before anything is decided: a call of an unknown tool would need no approval.
+    # First of all, because a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
     asking = {call.id for call in open_calls if _question(session, call) is not None}
-    # Calls that this process dispatched have an outcome by now, unless the loop was interrupted in between.
+    # A call that this process dispatched has an outcome by now, unless the loop was interrupted before it was recorded.
     at_work = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
     orphans = [call for call in at_work if call.id not in asking]
     ready = needs_no_approval(session, open_calls)
@@ -160,15 +163,16 @@ async def _dispatch(session: Session, calls: Sequence[ToolInvocation]) -> Sequen
 
 
 async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | None:
-    """A dispatched call as it is made now: by this worker for the first time, or again with the same id. None if it may
-    not be made: its worker was lost, and its outcome is unknown or comes from the tool.
+    """A dispatched call as it is to be made now: by this worker for the first time, or again with the same id. None if
+    it must not be made: its worker was lost, and the outcome is unknown or comes from the tool.
     """
     if (dialogue := _dialogue(call)).is_answered:
         (begun,) = await session.step(lifecycle.keep_dialogue, call, replace(dialogue, begun=True).to_text())
         return begun
     if call.id not in session.uncertain or (call.repeatable and call.name in session.tools()):
         return call
-    # The outcome of a task of an MCP server cannot be had without its id, which the worker had or had not.
+    # The outcome of a task of an MCP server cannot be asked for without the task's id, and the lost worker may have had
+    # no id.
     if call.park_seconds is not None and call.node_type != MCP:
         await session.step(lifecycle.park_call, call, Parked())
         return None
@@ -179,9 +183,9 @@ async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | Non
 
 async def _ask(session: Session, call: ToolInvocation) -> None:
     question = _question(session, call)
-    assert question is not None  # noqa: S101  (the others are dispatched first)
+    assert question is not None  # noqa: S101  (calls without a question are dispatched first)
     over = None
-    # The hold of an approved or dispatched call is already part of what the budget counts.
+    # The budget already counts the hold of an approved or dispatched call.
     if call.status == InvocationStatus.PENDING and not _is_approved(session, call):
         over = await session.db(lifecycle.budget_refusal, call.credit_estimate)
     if over and session.run.waits_for_credits:
@@ -194,7 +198,7 @@ async def _ask(session: Session, call: ToolInvocation) -> None:
 
 
 def take_places(held: Held, ready: Sequence[ToolInvocation]) -> list[ToolInvocation]:
-    """Those of the calls that have a place now."""
+    """The calls that need no place, or get one now."""
     return [call for call in ready if _needs_no_place(call) or held.take_now(call.id)]
 
 
@@ -203,8 +207,8 @@ def _needs_no_place(call: ToolInvocation) -> bool:
 
 
 async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation]) -> None:
-    """Make the calls side by side, as the journal has them now, and record their outcomes. Those that are PENDING wait
-    for a place, and for credits that other steps hold: if this process stops meanwhile, another one makes them.
+    """Make the calls side by side, as the journal now has them, and record their outcomes. PENDING calls wait for a
+    place, and for credits that other steps hold. If this process stops meanwhile, another one makes them.
     """
     now = {call.id: call for call in session.journal.calls}
     work = [now[call.id] for call in calls]
@@ -213,15 +217,15 @@ async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation])
             held.give_back(call.id)
     left = [call for call in work if call.status not in FINAL_INVOCATION_STATUSES and not call.awaiting]
     made = [_make(session, call, held) for call in left]
-    # All end before the first failure is raised: a call that was made must be recorded.
+    # All calls end before the first failure is raised: an outcome of a call that was made must be recorded.
     for outcome in await asyncio.gather(*made, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
 
 async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
-    """Make a call once it has a place and its hold. It waits for credits without its place. Raises Exhausted if the run
-    has to wait for them.
+    """Make a call when it has a place and its hold. While it waits for credits, it has no place. Raises Exhausted if
+    the run must wait for credits.
     """
     outcome: Outcome | ToolFailure
     while True:
@@ -249,8 +253,8 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
 
 
 async def _record(session: Session, call: ToolInvocation, outcome: Outcome | ToolFailure) -> None:
-    """The outcome of a call that was made. It is recorded even if the session is behind the database, and reads the run
-    again: the answer to the commit of another call's outcome was lost, or an outcome came without this worker.
+    """Record the outcome of a call that was made, also if the session is behind the database and must read the run
+    again: the answer to a commit was lost, or an outcome came without this worker.
     """
     recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
     if isinstance(outcome, Parked) and outcome.asks_user:
@@ -265,7 +269,7 @@ async def _record(session: Session, call: ToolInvocation, outcome: Outcome | Too
             if not await session.reload():
                 raise
         if call.id not in [still_open.id for still_open in session.journal.open_calls if not still_open.awaiting]:
-            return  # the answer to its own commit was lost, or its tool has called back before
+            return  # its own commit succeeded, or its tool has called back
 
 
 def _user_name(run: Run) -> str:
@@ -296,5 +300,5 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         park_until=lifecycle.latest_end(call) if call.park_seconds else None,
         remote_task=call.remote_task,
     )
-    # Whether it may be parked was decided when it was chosen.
+    # Whether the call may be parked was decided when the model made it.
     return await call_tool(replace(tool, park_seconds=call.park_seconds), call.input, context)

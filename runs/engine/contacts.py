@@ -1,5 +1,5 @@
-"""Requests about parked calls to their tools' servers: to ask for an outcome, and to tell that none is wanted any more.
-``contact_at`` of a call says when; the type of the tool makes the request.
+"""Requests to the servers of parked calls' tools: they ask for the outcome, or say that it is no longer wanted. A
+call's ``contact_at`` says when; the tool's type makes the request.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
-# Requests that a process makes at a time, and those of them to one server and for one user: a slow server and a user
-# with many calls delay no other. The calls that find no place stay due.
+# The most requests of a process at a time: in all, to one server, and for one user. So a slow server, or a user with
+# many calls, delays no other. Calls without a place stay due.
 CONTACTS_MAX = 512
 CONTACTS_PER_SERVER = 32
 CONTACTS_PER_USER = 16
@@ -28,19 +28,19 @@ LOOK_SECONDS = 0.5
 
 
 class Contacts:
-    """One a process. Everything but ``wake`` is for the engine's event loop."""
+    """One in each process. Everything but ``wake`` runs on the engine's event loop."""
 
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
         self.process, self.loop = process, loop
         self.tasks: dict[str, asyncio.Task[None]] = {}
         # By server and by user.
         self.under_way: Counter[str | int] = Counter()
-        # The server of each tool that was looked at.
+        # The server of each tool that had a due call.
         self.known: dict[str, str] = {}
         self.woken = asyncio.Event()
 
     def wake(self) -> None:
-        """Look now, for calls that became due."""
+        """Look for due calls now. Can be called from any thread."""
         self.loop.call_soon_threadsafe(self.woken.set)
 
     async def run(self) -> None:
@@ -72,7 +72,7 @@ class Contacts:
         self.known |= {name: urlsplit(tool.url).netloc for name, tool in definitions.items()}
         places = Counter(self.under_way)
         chosen: list[str] = []
-        # The next request is for a user of whom the fewest are under way.
+        # Users with the fewest open requests come first.
         for call_id, name, user_id, _ in sorted(due, key=lambda row: row[3] + self.under_way[row[2]]):
             server = self.known.get(name, "")
             if places[server] < CONTACTS_PER_SERVER and places[user_id] < CONTACTS_PER_USER:
@@ -92,14 +92,16 @@ class Contacts:
             logger.error("the server of the tool of %s could not be contacted", call_id, exc_info=error)
         for place, limit in zip(places_of_call, (CONTACTS_PER_SERVER, CONTACTS_PER_USER), strict=True):
             if self.under_way[place] == limit:
-                self.woken.set()  # others wait for this place
+                self.woken.set()  # other calls wait for this place
         self.under_way -= Counter(places_of_call)
         if self.tasks.get(call_id) is task:
             del self.tasks[call_id]
 
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
-    """Contact the server of the tool of a call of ``take_contacts``. While the tool is gone, an open call stays due."""
+    """Contact the server of the tool of a call from ``take_contacts``. If the tool no longer exists, an open call stays
+    due.
+    """
     user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
     kind = None if tool is None else type_of(tool)
     answer: ToolResult | ToolFailure | Parked | None = None
@@ -110,7 +112,7 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             chat_id=call.run.chat_id,
             user_id=user.pk,
             user_name=user.get_username(),
-            timeout_seconds=0.0,  # the types have their own for such requests
+            timeout_seconds=0.0,  # each type has its own time limit for such requests
             threads=process.tool_threads,
             file_threads=process.file_threads,
             remote_task=call.remote_task,

@@ -1,4 +1,4 @@
-"""The engine of a run worker process: it admits runs, cancels them, and drains and stops the process."""
+"""The engine of a run worker process: it admits runs, cancels them, hands them over and stops the process."""
 
 import asyncio
 import contextlib
@@ -23,24 +23,27 @@ from runs.models import Run, RunStatus, Worker
 
 logger = logging.getLogger(__name__)
 
-# To hand over the runs that the grace time did not end. Both together are under 30 s, after which platforms kill.
+# The time to hand over the runs that did not end in the grace time. Both times together are under 30 s, after which
+# platforms kill the process.
 CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
-# After these the run's task makes further steps.
+# After these interruptions, the run's task makes further steps.
 RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
-# How long a thread that computes for a tool may keep the interpreter from the event loop (docs/decisions/0018).
+# The longest time for which a thread that computes for a tool keeps the interpreter from the event loop
+# (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 
 
 class Engine:
-    """One a process: ``start`` it once, ``offer`` it run ids from any thread, ``stop`` it."""
+    """One in each process: ``start`` it once, ``offer`` it run ids from any thread, ``stop`` it."""
 
     def __init__(self) -> None:
         self.process = Process()
-        # A run has a task from before it is claimed, and a session after that.
+        # A run has a task before it is claimed, and a session after the claim.
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.sessions: dict[str, Session] = {}
-        # Runs that were offered while their task was about to end, as a parked run whose last outcome came at once.
+        # Runs that were offered while their task was about to end, for example a parked run whose last outcome came at
+        # once.
         self.offered_again: set[str] = set()
         self.loop = asyncio.new_event_loop()
         self.contacts = Contacts(self.process, self.loop)
@@ -57,22 +60,24 @@ class Engine:
         metrics.tool_calls_open.follow(lambda: self.process.tool_places.waiting, "waiting")
         self.loop_thread.start()
         for step in (self.heartbeat.register, catalogue.refresh):
-            # An outage at the start is like any other.
+            # An outage of the database at the start is waited out, like any other.
             asyncio.run_coroutine_threadsafe(persist(self.process.db_threads, step), self.loop).result()
         self.heartbeat.start()
 
     def offer(self, run_id: str) -> None:
-        """Execute the run if it can be claimed and there is room. If not, it stays queued for another worker."""
+        """Execute the run if there is room and it can be claimed. Otherwise it stays queued for another worker."""
         if not self.heartbeat.stopped.is_set():
             self.loop.call_soon_threadsafe(self._admit, run_id)
 
     def contact(self) -> None:
-        """Contact the servers of parked calls' tools that are due, as far as there is room. The others stay due."""
+        """Contact the tools' servers of parked calls that are due, as far as there is room. The other
+        calls stay due.
+        """
         if not self.heartbeat.stopped.is_set():
             self.contacts.wake()
 
     def drain(self) -> None:
-        """Admit nothing more, and hand each run over at its next step. Safe in a signal handler."""
+        """Admit no more runs, and hand each run over at its next step. Can be called in a signal handler."""
         self.process.draining = True
 
     def stop(self, grace_seconds: float) -> None:
@@ -145,13 +150,13 @@ class Engine:
             self.tasks.pop(run_id, None)
             if run_id in self.offered_again:
                 self.offered_again.remove(run_id)
-                # Not after a lost lease: this worker may have no new one yet, and the claim would be lost too.
+                # Not after a lost lease: this worker may not have a new lease yet, so the claim would be lost, too.
                 if ended is not None and ended.run.worker_id is None:
                     self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
-        """A requested cancel interrupts a run once, so that the run can be recorded as cancelled. Of a run without a
-        session, which is not claimed yet, the heartbeat finds the request again.
+        """A requested cancel interrupts a run only once, so that the run can be recorded as cancelled. A run without a
+        session is not claimed yet; the heartbeat finds its request again.
         """
         for run_id in run_ids:
             session = self.sessions.get(run_id)
@@ -163,8 +168,8 @@ class Engine:
                 self.tasks[run_id].cancel()
 
     def _interrupt(self, session: Session) -> None:
-        """The session is to read its run again. A flush that waited for the database may have an old session, whose run
-        was claimed again since.
+        """Make the session read its run again. A flush that waited for the database may have an old session of a run
+        that has been claimed again; such a session is ignored.
         """
         if self.sessions.get(session.run.id) is session:
             self._cancel([session.run.id], Interruption.BEHIND)
@@ -179,8 +184,8 @@ class Engine:
 
 
 def hand_over_all(worker_id: str) -> None:
-    """Hand over what the worker owns, as the database has it: a session may lack a commit whose answer was lost. The
-    worker's row is deleted once it owns no run; otherwise its expired lease leads to the runs.
+    """Hand over the runs that the worker owns according to the database; a session may lack a commit whose answer was
+    lost. The worker's row is deleted when it owns no run; otherwise other workers find the runs by its expired lease.
     """
     owned = Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING)
     for _ in range(HAND_OVER_ROUNDS):
@@ -189,7 +194,7 @@ def hand_over_all(worker_id: str) -> None:
             with contextlib.suppress(lifecycle.LeaseLost):
                 lifecycle.hand_over(run)
                 if run.cancel_requested_at is not None:
-                    lifecycle.request_cancel(run.pk)  # no other owner is needed for it
+                    lifecycle.request_cancel(run.pk)  # a cancel needs no new owner
     left = list(owned.values_list("pk", flat=True))
     for run_id in left:
         logger.warning("run %s was not handed over; its lease will expire", run_id)

@@ -1,5 +1,5 @@
 """The heartbeat of a run worker, a thread: it registers the worker, renews the lease of all its runs at once, and looks
-for cancels and for work that no message led to.
+for cancels and for work whose message was lost.
 """
 
 import logging
@@ -27,12 +27,13 @@ RUN_CANCEL_POLL_SECONDS = 0.2
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 5
-# Until the thread continues with the runs of a lost worker that it could not release in one go.
+# The pause until the thread continues to release runs of lost workers, if one step was too short for all of them.
 CONTINUE_SECONDS = 0.01
 
 
 class Heartbeat(threading.Thread):
-    """``run_ids`` are the runs that the process executes. The callables may be called from this thread.
+    """``run_ids`` are the runs that the process executes. The callables are called from this thread. ``drop_all`` stops
+    all runs without another write; it returns when all are stopped, or when the process ends.
 
     ``drop_all`` stops every run without another write, and returns once all are stopped or the process ends.
     """
@@ -50,20 +51,20 @@ class Heartbeat(threading.Thread):
         self.process, self.run_ids = process, run_ids
         self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
-        # The end of the last gap between two leases, by ``clock.steady``.
+        # When the last time without a lease ended, by ``clock.steady``.
         self.gap_ended = float("-inf")
         # Each sweep looks at the throttled runs of the users after this one.
         self.after_user = 0
 
     def run(self) -> None:
-        # For log lines of the heartbeat's own, and of the runs that it finds.
+        # For the log lines of the heartbeat, and of the work that it does for the runs that it finds.
         logs.task_id.set(self.process.worker_id)
         beat_every = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE
-        # Spread over the processes, which all look for the same work.
+        # The processes look for the same work, so their looks are spread over time.
         spread = random.uniform(0.8, 1.2)  # noqa: S311
         due: dict[Callable[[], bool | None], float] = {
             self._beat: beat_every,
-            # As often as leases are renewed, so that a takeover takes little longer than a lease.
+            # As often as leases are renewed, so that a takeover takes little longer than the time of a lease.
             self._reap: min(beat_every, settings.RUN_SWEEP_SECONDS) * spread,
             self._sweep: settings.RUN_SWEEP_SECONDS * spread,
             self._refresh: catalogue.MAX_AGE_SECONDS,
@@ -97,13 +98,13 @@ class Heartbeat(threading.Thread):
         connection.close()
 
     def register(self) -> None:
-        """A new worker row, and with it a new lease."""
+        """Insert a new worker row, which is a new lease."""
         begun = clock.steady()
-        try:  # around the reading of the clock too, which asks the database
+        try:  # includes ``_lease_end``, which may ask the database for the time
             worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
             worker.save(force_insert=True)
         except CONNECTION_ERRORS:
-            self.gap_ended = begun  # a process that starts in an outage must not take the runs of those that come back
+            self.gap_ended = begun  # after a start in an outage, other workers get time to come back
             raise
         self.process.worker_id = worker.pk
         self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
@@ -115,9 +116,10 @@ class Heartbeat(threading.Thread):
         if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=_lease_end()):
             self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
             return
-        # Another process noticed that the lease had expired, and released the runs.
+        # Another process has noticed that the lease had expired, and has released the runs.
         logger.warning("this worker's lease was lost; its %d runs continue elsewhere", len(self.run_ids))
-        # The new lease begins after all runs of the old one are dropped, since it would seem to cover them too.
+        # The new lease begins only after all runs of the old lease are dropped; otherwise it would seem to cover them,
+        # too.
         self.process.lease_until = 0.0
         self.drop_all()
         if not self.stopped.is_set():
@@ -126,20 +128,21 @@ class Heartbeat(threading.Thread):
 
     @property
     def _step_seconds(self) -> float:
-        """The time limit of a step, which must not delay the next beat for long."""
+        """The time limit of a step, in seconds. A step must not delay the next beat for long."""
         return settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
 
     def _reap(self) -> bool:
-        """Release the runs of lost workers. Returns whether the time did not suffice."""
+        """Release the runs of lost workers. Returns whether the time was too short for all."""
         begun = clock.steady()
 
         def reap_workers() -> int:
-            # What made this process late (an outage, a suspension) has made others late too. They have the time of a
-            # lease to come back; otherwise all processes would take each other's runs.
+            # What delayed this process (an outage, a suspension) has delayed others, too. They get the time of a lease
+            # to come back; otherwise all processes would take each other's runs.
             moment, now = clock.now(), clock.steady()
             if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
-            # If this process is suspended now, the others were not late at that moment.
+            # ``moment`` was read before: if this process is suspended now, the other workers were not late at
+            # ``moment``.
             return lifecycle.reap_workers(self._step_seconds, moment)
 
         jobs.stages("sweep-runs", reap_workers)

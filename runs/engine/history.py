@@ -1,6 +1,6 @@
 """Reads what a session begins with: what is recorded of its run, so that any process can continue at the next step, and
-what the transcript needs of the chat: a constant number of queries, and of the content no more than the model's window
-can hold.
+the part of the chat that the transcript needs. This takes a constant number of queries, and reads no more content than
+the model's window can hold.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from runs.tools import base
 # Most earlier runs of the chat that the model receives.
 RUN_HISTORY_RUNS = 50
 
-# English has about four bytes a token; with more, a window holds less text than is read.
+# English text has about four bytes for each token; the higher number makes sure that enough text for the window is
+# read.
 WINDOW_BYTES_PER_TOKEN = 5
 
 
 @dataclass(slots=True)
 class Journal:
-    """A run's turns, its tool calls in their order, and the answered waitpoints by their call's id and their kind."""
+    """A run's turns, its tool calls in order, and its answered waitpoints by the id of their call and their kind."""
 
     turns: list[Turn] = field(default_factory=list)
     calls: list[ToolInvocation] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Journal:
         return [attempt for attempt in self.attempts if attempt.compaction == compaction]
 
     def take(self, moved: Moved) -> None:
-        """New rows, and known calls as they now are."""
+        """Add the rows of a transition, and replace the calls that it changed."""
         changed = {call.id: call for call in moved.calls}
         self.calls = [changed.pop(call.id, call) for call in self.calls] + list(changed.values())
         if moved.turn is not None:
@@ -96,8 +97,8 @@ def read_journal(run: Run) -> Journal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts them. ``digest`` stands
-    for the whole request.
+    """The tokens that a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts bytes.
+    ``digest`` identifies the whole request.
     """
 
     origin: str
@@ -116,8 +117,8 @@ class Older:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's own message and the chat before it: ``runs`` are loaded, ``older`` come before them. ``compaction`` is
-    the chat's newest one.
+    """A run's own message and the chat before it, oldest first: the ``older`` runs are not loaded, ``runs`` are.
+    ``compaction`` is the chat's newest one.
     """
 
     message: UserMessage
@@ -132,7 +133,7 @@ class History:
         return (*self.older, *self.runs)
 
     def after(self, run_id: str | None) -> tuple[tuple[Older, ...], tuple[RunPart, ...]]:
-        """``older`` and ``runs`` after a run; all of them if it is none of them."""
+        """The ``older`` and ``runs`` that come after a run; all if the run is not among them."""
         ids = [run.run_id for run in self.earlier]
         gone = ids.index(run_id) + 1 if run_id in ids else 0
         return self.older[gone:], self.runs[max(0, gone - len(self.older)) :]
@@ -143,13 +144,13 @@ class History:
 
 
 def report_of(turn: Turn) -> Report | None:
-    """None if the provider did not count."""
+    """What the provider counted for the turn's request; None if it counted nothing."""
     if turn.estimated or not (turn.input_tokens and turn.context_bytes):
         return None
     return Report(turn.origin, turn.input_tokens, turn.context_bytes, turn.request_digest)
 
 
-# What is read of calls and turns.
+# The columns that are read of calls and turns.
 CALL = ("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls")
 ERROR = ("error_code", "error_message")
 TURN = ("index", "text", "tool_calls", "reasoning", "origin")
@@ -157,8 +158,9 @@ COUNTED = ("estimated", "input_tokens", "context_bytes", "request_digest")
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 
-# The runs of the chat up to this one that were not replaced, newest first, with the sizes of what a transcript has of
-# them: all, and notes in place of results. A compaction is left out with the runs that it covers.
+# The runs of the chat up to this one, without replaced ones, newest first. With the bytes that each has in a
+# transcript: without results, of the results, and of notes in place of the results. A compaction that covers a replaced
+# run as its last one is left out.
 _RUNS = """
     SELECT CAST(run.id AS varchar),
            CASE WHEN run.id = %s THEN CAST(message.content AS text) ELSE '' END,
@@ -191,7 +193,7 @@ _RUNS = """
 
 
 def load(run: Run, context_tokens: int) -> History:
-    """The run's message, and of the chat before it what a window of ``context_tokens`` can hold."""
+    """The run's message, and as much of the chat before it as a window of ``context_tokens`` can hold."""
     own = [run.pk] * 3
     listed = read(_sql(_RUNS), [*own, run.chat_id, *own, RUN_HISTORY_RUNS + 2])
     (_, content, has_files, own_size, *_, newest), *earlier = listed
@@ -230,7 +232,7 @@ def load(run: Run, context_tokens: int) -> History:
 
 
 def read_whole(run_ids: Sequence[str], result_chars: int) -> list[RunPart]:
-    """Runs with their results, each of at most ``result_chars``, also those that have a note in the transcript."""
+    """Runs with all their results, also those that have a note in the transcript; at most ``result_chars`` of each."""
     return _load_parts(run_ids, Cut(), (), result_chars)[0]
 
 
@@ -247,7 +249,7 @@ def _sql(statement: str) -> str:
 
 
 def _results_after(cut: Cut) -> int:
-    """About the bytes of those results of the run of the last note that have none."""
+    """About the bytes of the results that have no note, in the run in which the notes end."""
     calls = ToolInvocation.objects.filter(run=cut.notes_run_id, turn_index__gt=cut.notes_turn)
     return int(calls.aggregate(size=Sum(Length("result"), default=0))["size"])
 
@@ -255,8 +257,8 @@ def _results_after(cut: Cut) -> int:
 def _load_parts(
     run_ids: Sequence[str], cut: Cut, noted: Iterable[str], result_chars: int
 ) -> tuple[list[RunPart], tuple[Report, ...]]:
-    """The runs in the given order, and what providers counted for their last requests. ``noted`` are the runs in which
-    notes stand for all results.
+    """The runs in the given order, and what providers counted for their last requests. In the runs ``noted``, notes
+    stand for all results.
     """
     if not run_ids:
         return [], ()
@@ -271,7 +273,7 @@ def _load_parts(
     for turn in recorded_turns.values_list("run_id", *TURN, *COUNTED, named=True):
         turns.setdefault(turn.run_id, []).append(turn)
     has_files = Exists(Attachment.objects.filter(message=OuterRef("pk")))
-    # The assistant's message only if the run's turns do not have its text.
+    # The assistant's message is read only if the run's turns may lack its text.
     recorded = Run.objects.filter(pk__in=run_ids, status=RunStatus.COMPLETED, turn_count__gt=0).values("pk")
     messages = Message.objects.filter(run_id__in=run_ids).exclude(role=Message.Role.ASSISTANT, run_id__in=recorded)
     users: dict[str, Any] = {}
@@ -288,7 +290,7 @@ def _load_parts(
         if message := users.get(run_id):
             own = turn_parts(turns.get(run_id, ()), calls.get(run_id, ()))
             if own:
-                own[-1] = replace(own[-1], is_refused=False)  # nothing is said after the last turn of a run that ended
+                own[-1] = replace(own[-1], is_refused=False)  # a note only follows a turn if another turn follows
             user = UserMessage(message.content, attached.get(message.pk, ()))
             parts.append(RunPart(run_id, user, tuple(own), _unrecorded(answers.get(run_id, ""), own)))
         latest |= {turn.origin: report for turn in turns.get(run_id, ()) if (report := report_of(turn))}
@@ -296,7 +298,7 @@ def _load_parts(
 
 
 def _unrecorded(content: str, turns: Sequence[TurnPart]) -> str:
-    """The end of a message that no turn has: the run ended meanwhile."""
+    """The end of the message that no turn has recorded: the run ended during that turn."""
     recorded = join_text(turn.text for turn in turns)
     return content[len(recorded) :].strip() if content.startswith(recorded) else ""
 

@@ -1,5 +1,6 @@
-"""The loop of one run: durable steps, one after another, from where its journal ends; and every way a run ends here.
-Each step ends with one transaction that records its outcome. Between two steps the run can move to another process.
+"""The loop of one run: durable steps, one after another, from the end of its journal; and all ways in which the run
+ends here. Each step ends with one transaction that records its outcome. Between two steps, the run can move to another
+process.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 async def execute(session: Session) -> None:
-    """Execute the run until it ends, waits, is handed over or is another worker's.
+    """Execute the run until it ends, waits, is handed over or belongs to another worker.
 
     Raises CancelledError if another worker has the run or this process ends: then nothing more may be written. Any
     other error comes from the transition that was to end the run.
@@ -30,7 +31,7 @@ async def execute(session: Session) -> None:
     # The transition that ends the run, with its arguments.
     end: tuple[Any, ...] | None = None
     is_behind = False
-    # The journal's length when the database last refused a write because its row was already there.
+    # The journal's length when the database last refused a write because the row was already there.
     refused_at: tuple[int, int, int] | None = None
     while True:
         try:
@@ -60,8 +61,8 @@ async def execute(session: Session) -> None:
         except Exception as error:
             if end is not None:
                 raise
-            # The answer to a commit was lost, and the repeated step found its own rows: then the journal in the
-            # database is ahead of the session's.
+            # The answer to a commit was lost, and the repeated step found its own rows: the journal in the database is
+            # ahead of the session's journal.
             if isinstance(error, IntegrityError) and refused_at != session.journal.length:
                 logger.warning("run %s is read again after a write that was already there", session.run.id)
                 refused_at, is_behind = session.journal.length, True
@@ -71,7 +72,7 @@ async def execute(session: Session) -> None:
 
 
 async def _steps(session: Session) -> None:
-    """Step until the run is no longer running here. Raises RunFailed."""
+    """Make steps until the run is no longer running here. Raises RunFailed."""
     try:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
             while session.run.status == RunStatus.RUNNING and not session.run.parked:

@@ -1,6 +1,6 @@
-"""The requests of a process to models: those at work, and those that wait for a place at a provider with limits, each a
-future. One thread asks for places for all of them, at once when something changed and otherwise at intervals; it also
-renews the places that the process holds.
+"""The requests of a process to models: those that are being made, and those that wait for a place at a provider with
+limits, each as a future. One thread asks for the places of all: at once when something changed, otherwise at intervals.
+It also renews the places that the process holds.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from runs.llm.limits import Demand
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 5
-# Changes within this time are stated together.
+# Changes within this time are reported together.
 GATHER_SECONDS = 0.005
 # After an error.
 PAUSE_SECONDS = 1.0
@@ -32,9 +32,9 @@ PAUSE_SECONDS = 1.0
 class _Provider:
     server: Server
     working: int = 0
-    # The turns of each user's waiting requests, in their order. A turn ends with whether the request may begin.
+    # The futures of each user's waiting requests, in order. The result says whether the request may begin.
     lines: dict[int, list[asyncio.Future[bool]]] = field(default_factory=dict)
-    # What was last said of ``working``, and until when it need not be renewed.
+    # The number of places that was last reported, and until when it need not be renewed (``time.monotonic``).
     said: int = 0
     renew_at: float = 0.0
 
@@ -52,14 +52,14 @@ class ModelPlaces:
         self.leaving = leaving
         self.id = secrets.token_hex(8)
         self.providers: dict[str, _Provider] = {}
-        # Not one of the threads for steps of runs: all processes wait for the provider's row.
+        # A thread of its own, because all processes wait for the provider's row; steps of runs must not wait with it.
         self.thread = ThreadPoolExecutor(1, "run-places")
         self._changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def hold(self, server: Server, user_id: int) -> AsyncIterator[bool]:
-        """Hold a place for one request. Waits without a limit; a cancel ends it. False if the process drains, or if the
-        catalogue no longer has the provider.
+        """Hold a place for one request. The wait has no time limit; a cancel ends it. Yields False, without a place, if
+        the process drains or the catalogue no longer has the provider.
         """
         provider = self.providers.get(server.name) or self._add(server)
         provider.server = server
@@ -83,7 +83,7 @@ class ModelPlaces:
         except asyncio.CancelledError:
             if turn in line:
                 line.remove(turn)
-            elif not turn.cancelled() and turn.result():  # the place was given in the moment of the cancel
+            elif not turn.cancelled() and turn.result():  # the place came at the moment of the cancel
                 self._give_back(provider)
             self._changed.set()
             raise
@@ -112,7 +112,9 @@ class ModelPlaces:
             await asyncio.sleep(GATHER_SECONDS)
 
     async def ask(self) -> bool:
-        """Ask for places at all providers, and give those back that are free. False if that was not possible."""
+        """Ask for places at all providers, and give back places that are free. False if the database could not be
+        asked.
+        """
         try:
             for provider in list(self.providers.values()):
                 await self._ask(provider)
@@ -146,7 +148,9 @@ class ModelPlaces:
         self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
 
     def _answer(self, provider: _Provider, counts: Mapping[int, int | None], *, may_begin: bool = True) -> None:
-        """End so many waits of each user, or all. Some may have been cancelled since they were counted."""
+        """End this number of each user's waits, or all for None. Some may have been cancelled since
+        they were counted.
+        """
         for user_id, count in counts.items():
             line = provider.lines.get(user_id, [])
             begun = line[:count]

@@ -1,4 +1,4 @@
-"""What the runs of one process share: threads, places, the lease, and lines in which they wait for each other."""
+"""What the runs of one process share: threads, places, the lease, and queues in which they wait for each other."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from config.limits.share import Share, Threads
 from runs.engine.model_places import ModelPlaces
 from runs.models import Run
 
-# Threads of a worker process that compute for tools; calls to servers need none.
+# Threads of a worker process that compute for tools; calls to tools' servers need no thread.
 RUN_WORKER_TOOL_THREADS = 4
 # How many of `RUN_WORKER_TOOL_THREADS` one user can occupy.
 TOOL_THREADS_PER_USER = 1
@@ -24,32 +24,34 @@ TOOL_THREADS_PER_USER = 1
 RUN_WORKER_FILE_THREADS = 16
 # How many of `RUN_WORKER_FILE_THREADS` one user can occupy.
 FILE_THREADS_PER_USER = 2
-# Bytes of one user's files in requests to models that a worker process holds at a time; further turns wait.
+# Bytes of one user's files that the requests of a worker process hold at a time; further turns wait.
 ATTACHMENT_BYTES_PER_USER = 128 * 1024 * 1024
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Between two looks, growing: another process may have settled a hold, or staff granted credits.
+# The pause between two looks, which grows: another process may have settled a hold, or staff granted credits.
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.05, 1.0
 
-# The run's moment of creation and its id.
+# The run's time of creation and its id.
 Age = tuple[datetime, str]
 
 
 class CreditLine:
-    """The steps of a process that wait for credits which other steps of the same user hold: only the first one of each
-    user looks, the oldest run's. ``lifecycle.wait_for_credits`` keeps the order between processes. ``leaving``: whether
-    the process drains; the waits then end.
+    """The steps of a process that wait for credits which other steps of the same user hold. Of each user, only the
+    first step looks whether the credits are there: that of the oldest run. ``lifecycle.wait_for_credits`` keeps the
+    order between processes. ``leaving``: whether the process drains; then the waits end.
     """
 
     def __init__(self, leaving: Callable[[], bool]) -> None:
         self.leaving = leaving
-        # By user: the ages of the waiting steps' runs, with what wakes the steps.
+        # By user: the age of each waiting step's run, and the event that wakes the step.
         self._lines: dict[int, list[tuple[Age, asyncio.Event]]] = {}
 
     async def wait(self, user_id: int, age: Age, waits: Callable[[], Awaitable[bool]]) -> None:
-        """Wait as long as a step of a run of that age ``waits``, which only the first of the user's line asks."""
+        """Wait while ``waits`` returns true. It is only called for the first step of the user's line; ``age`` is that
+        of the run.
+        """
         place = age, asyncio.Event()
         line = self._lines.setdefault(user_id, [])
         insort(line, place, key=lambda other: other[0])
@@ -70,13 +72,13 @@ class CreditLine:
             self.wake(user_id)
 
     def wake(self, user_id: int) -> None:
-        """Credits of the user may be free, or another step is the first now."""
+        """Wake the user's first step: credits may be free, or this step has just become the first."""
         if line := self._lines.get(user_id):
             line[0][1].set()
 
 
 class Gathered:
-    """The sessions, by run, whose text a flush writes next. ``added`` is set while there are any."""
+    """The sessions whose text a flush writes next, by run. ``added`` is set while there are any."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, Any] = {}
@@ -96,7 +98,9 @@ class Gathered:
 
 
 class Process:
-    """What the runs of one process share. Changed on the event loop, except by the heartbeat, which owns the lease."""
+    """What the runs of one process share. Only the event loop changes it, except for the lease, which the heartbeat
+    owns.
+    """
 
     def __init__(self) -> None:
         self.db_threads = ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")
@@ -105,23 +109,24 @@ class Process:
         self.file_threads = Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
         self.attachment_bytes = Share(ATTACHMENT_BYTES_PER_USER)
         self.worker_id = ""
-        # Until when, by ``clock.steady``, the lease certainly holds.
+        # Until when the lease certainly holds, by ``clock.steady``.
         self.lease_until = 0.0
         self.draining = False
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
         self.credit_line = CreditLine(leaving=lambda: self.draining)
-        # The sessions with streamed text that is not written yet, and those of them whose turn has shown no text yet.
+        # The sessions with streamed text that is not written yet; and of these, the sessions whose turn has shown no
+        # text yet.
         self.unwritten, self.begun = Gathered(), Gathered()
-        # Each user's share of the database threads, while one of the user's steps needs it.
+        # Each user's share of the database threads; it exists while a step of the user needs it.
         self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         # Claims of runs whose users are not known yet.
         self.first_claims = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
-        # The runs whose users are wanted.
+        # The runs whose users are looked up.
         self.wanted: dict[str, asyncio.Future[int | None]] = {}
         self.look_up = asyncio.Lock()
 
     async def user_of(self, run_id: str) -> int | None:
-        """The id of the run's user; None if there is no such run. All who wait share the next query."""
+        """The id of the run's user; None if there is no such run. All waiting calls share the next query."""
         answer = self.wanted.setdefault(run_id, asyncio.get_running_loop().create_future())
         async with self.look_up:
             if not answer.done():
@@ -133,12 +138,12 @@ class Process:
         return answer.result()
 
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A step of the process itself."""
+        """Make a database step of the process itself."""
         return await persist(self.db_threads, step, *args, **kwargs)
 
     async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A step of one user's run. Steps above the user's share wait in order, so that a user whose rows are locked
-        does not occupy all threads.
+        """Make a database step of one user's run. Steps above the user's share wait in order, so that a user whose rows
+        are locked does not occupy all threads.
         """
         share = self.shares.get(user_id)
         if share is None:

@@ -1,8 +1,9 @@
-"""A request to a model: how much it may cost, its hold and its stream, what it cost, and the record of its failure; and
-what ends a run in its worker.
+"""A request to a model: how much it may cost, its hold and its stream, what it cost, and the record of its failure.
+Also the exceptions that end a run in its worker.
 
-The bound of the tokens in is never under what a provider counts: a token is at least one byte of the request. Where a
-provider has counted a request with the same beginning, of any run of the model, that count stands for it.
+The upper bound of the input tokens is never below what a provider counts, because a token is at least one byte of the
+request. If a provider has counted a request of the model with the same beginning, in any run, that count is used for
+the beginning.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ from runs.llm.measure import Size, measure, upper_bound
 from runs.llm.registry import client_for
 from runs.models import CountedBeginning, ModelAttempt, Run, ToolInvocation
 
-# Each of a turn's four amounts is rounded.
+# Micro-credits: each of a turn's four amounts is rounded.
 ROUNDING = 4
-# Another run of the user can take the credits between the look at them and the hold.
+# Another run of the user can take the credits after they were looked up and before the hold.
 TRIES = 10
-# Beginnings that a process remembers.
+# The most beginnings that a process remembers.
 KEPT = 10_000
-# A count that is hardly lower than the known one is not worth a write.
+# A count is stored only if it is below this part of the known count.
 WORTH = 0.95
 
 LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError.BUDGET_EXCEEDED: "budget"}
@@ -47,8 +48,8 @@ _known: dict[str, int] = {}
 
 
 class RunFailed(Exception):
-    """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for people;
-    ``attempt`` is the failed request, if that is the cause; ``reason`` is for staff.
+    """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for users;
+    ``attempt`` is the failed request, if there is one; ``reason`` is for staff.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class RunFailed(Exception):
 
 
 class Exhausted(RunFailed):
-    """Credits or budget do not reach for the next step: the ``call``, or without one a request to a model."""
+    """Credits or budget are not enough for the next step: the ``call``, or if that is None, a request to a model."""
 
     def __init__(self, refusal: Refusal, call: ToolInvocation | None = None) -> None:
         self.refusal, self.call = refusal, call
@@ -67,8 +68,8 @@ class Exhausted(RunFailed):
 
 
 class Allowance(NamedTuple):
-    """``hold`` is None for a free model. ``size`` is the request's, for the bound of later ones. ``limited_by`` says
-    what the output limit is from: the ``model``, ``budget`` or ``credits``.
+    """The request may be made. ``hold`` is None for a free model. ``size`` is that of the request, for the bound of
+    later requests. ``limited_by``: what set the output limit, "model", "budget" or "credits".
     """
 
     hold: LedgerEntry | None
@@ -78,22 +79,24 @@ class Allowance(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """Credits or budget reach for less than the full output limit if the bytes count. The provider's own count of the
-    request, for which ``digest`` stands, can be closer.
+    """By the upper bound, credits or budget are not enough for the full output limit. The provider's own count of the
+    request, which ``digest`` identifies, can be lower.
     """
 
     digest: str
 
 
 class Wait(NamedTuple):
-    """The credits do not reach now, but other steps of the user hold enough of them. ``least`` is what is needed."""
+    """The credits are not enough now, but other steps of the user hold enough. ``least`` is what is needed, in
+    micro-credits.
+    """
 
     least: int
 
 
 class Cut(Exception):
-    """The answer was cut within a call by a limit that credits or budget set. ``needs`` is the most that it can cost
-    with the full one.
+    """The answer was cut within a call by an output limit that credits or budget set. ``needs``: the most that the
+    request can cost with the full limit, in micro-credits.
     """
 
     def __init__(self, needs: int) -> None:
@@ -102,7 +105,9 @@ class Cut(Exception):
 
 
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
-    """The request with the content of its files, whose memory ``held`` gives back. Raises ModelError and RunFailed."""
+    """The request with the content of its files. Closing ``held`` frees their memory. Raises ModelError
+    and RunFailed.
+    """
     if not client_for(request.model.server).reads_files:
         return request
     process = session.process
@@ -123,8 +128,8 @@ class Answer:
 async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
 ) -> Answer | Wait | Refusal:
-    """Hold the most that the request can cost, and make it if credits and budget reach for it. ``listen`` gets the
-    text; the other arguments are those of ``allow``. Raises ModelError, and of a turn Cut.
+    """Hold the most that the request can cost, and make it if credits and budget are enough. ``listen`` gets the text;
+    the other arguments are those of ``allow``. Raises ModelError, and Cut for a turn.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
@@ -170,7 +175,9 @@ def failed_request(
     again: bool,
     compaction: int = 0,
 ) -> ModelAttempt:
-    """The row of a failed request, and of what follows it: ``again`` the same model at once, whatever the reason."""
+    """The row of a failed request, which says what follows it. ``again``: the same model at once,
+    whatever the reason.
+    """
     asked = [earlier.model for earlier in session.journal.failed(compaction)] + [model.name]
     names = [other.name for other in chain]
     following, delay = model.name, 0.0
@@ -202,12 +209,12 @@ def allow(
     reserve: int = 0,
     may_count: bool = False,
 ) -> Allowance | Wait | Refusal | Unclear:
-    """Hold the most that the request can cost, with an output limit that credits and budget reach for. ``step`` are the
-    turn's index, or the key of a compaction, and the number of the request under the run's lease; ``counted`` is as in
-    ``measure.upper_bound``. ``reserve`` is what must be left for the request after it. ``may_count``: the provider can
-    count the request.
+    """Hold the most that the request can cost, with an output limit for which credits and budget are enough. ``step``:
+    the turn's index or the key of a compaction, and the number of the request under the run's lease. ``counted``: as in
+    ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this one. ``may_count``:
+    the provider can count the request's tokens.
 
-    Returns a Refusal if they do not reach for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
+    Returns a Refusal if they are not enough for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
     """
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
@@ -244,31 +251,35 @@ def allow(
         except ledger.InsufficientCredits:
             continue
         limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
-        # A repeated call has the hold of the first.
+        # A repeated call gets the hold of the first call, and so its output limit.
         return Allowance(hold, (hold.price or {})["outputTokens"] if hold else output_tokens, size, limited_by)
     return Wait(least)
 
 
 def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None:
-    """What this very step holds, if the answer to its commit was lost: credits and budget do not reach for it twice."""
+    """The allowance by the hold that this step already has, if the answer to its commit was lost: credits and budget
+    may not be enough for a second hold.
+    """
     held = lifecycle.held_turn(run, *step)
     return Allowance(held, (held.price or {})["outputTokens"], size) if held else None
 
 
 def least_cost(request: ModelRequest) -> int:
-    """What must be available for the request, in micro-credits."""
+    """The least that must be available for the request, in micro-credits."""
     output_tokens = min(settings.MODEL_MIN_OUTPUT_TOKENS, request.max_output_tokens)
     return _most(request.model, upper_bound(request), output_tokens)
 
 
 def _most(model: ModelDefinition, input_tokens: int, output_tokens: int) -> int:
-    """The most that so many tokens cost, in micro-credits."""
+    """The most that these tokens can cost, in micro-credits."""
     price_in = max(model.price_in, model.price_cached_in, model.price_cache_write)
     return -(-input_tokens * price_in // 1000) - (-output_tokens * model.price_out // 1000) + ROUNDING
 
 
 def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int) -> int:
-    """The output limit, at most ``most``, that ``limit`` micro-credits reach for; negative if not for the input."""
+    """The output tokens, at most ``most``, that ``limit`` micro-credits pay for; -1 if they do not even pay for the
+    input.
+    """
     left = limit - _most(model, input_tokens, 0)
     if left < 0:
         return -1
@@ -295,7 +306,7 @@ def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) ->
 
 
 def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Charge | None:
-    """What a request cost that ended early, by the provider's counts or an estimate; None if no answer had begun."""
+    """What a request that ended early cost, by the provider's counts or an estimate; None if no answer had begun."""
     usage = request.progress.usage
     if usage is None:
         return None
@@ -303,7 +314,9 @@ def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Cha
 
 
 def _counted_before(size: Size) -> dict[str, int]:
-    """What a request of this size begins with, and the lowest count of a request that began so. At most one query."""
+    """The digest of the request's first beginning, with the lowest known count of a request that began so; or nothing.
+    At most one query.
+    """
     if not size.beginnings:
         return {}
     digest = size.beginnings[0][0]
@@ -316,7 +329,9 @@ def _counted_before(size: Size) -> dict[str, int]:
 
 
 def is_news(allowance: Allowance, tokens: int) -> bool:
-    """Whether the provider's count makes later bounds closer, or shows that the known count is too low."""
+    """Whether the provider's count is worth storing: it makes later bounds lower, or shows that the known count is too
+    low.
+    """
     beginnings = allowance.size.beginnings
     if not beginnings:
         return False

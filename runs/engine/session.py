@@ -1,6 +1,6 @@
 """One claimed run in memory, and the writes of its streamed text.
 
-A session's run and journal change only through ``step`` and ``reload``, and with its text, one at a time.
+A session's run and journal change only through ``step``, ``reload`` and the flush of its text, one at a time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from runs.tools.base import CLIENT, ToolDefinition
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Between two looks whether the heartbeat has renewed the lease.
+# The pause between two checks whether the heartbeat has renewed the lease.
 LEASE_WAIT_SECONDS = 0.05
-# Between two looks whether the process drains.
+# The pause between two checks whether the process drains.
 DRAIN_LOOK_SECONDS = 0.5
 # Minimum time between two writes of streamed text; the first text of a turn does not wait for it.
 STREAM_FLUSH_SECONDS = 0.05
-# After an error other than the database's absence, which ``Process.db`` waits out.
+# The pause after an error. ``Process.db`` itself waits while the database is not available.
 PAUSE_SECONDS = 1.0
-# First texts that arrive within this time are written together. A short answer is often complete by then.
+# First texts of turns that arrive within this time are written together. Short answers are often complete by then.
 FIRST_TEXT_SECONDS = 0.01
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Interruption(enum.Enum):
 
 @dataclass(frozen=True)
 class Claimed:
-    """A run with all that its session begins with."""
+    """A claimed run with all that its session begins with."""
 
     run: Run
     agent: AgentVersion | None
@@ -65,8 +65,9 @@ class Claimed:
 
 
 async def claim(process: Process, run_id: str) -> Claimed | None:
-    """None if the run may not be claimed. A claim waits for the user's other claims in all processes, so only a few are
-    made before their user is known, which takes a query.
+    """None if the run may not be claimed. A claim waits for the user's other claims in all processes, and so uses the
+    user's share of the threads. Only a few claims are made before the user is known, because finding the user takes a
+    query.
     """
     if not process.first_claims.locked():
         async with process.first_claims:
@@ -78,7 +79,7 @@ async def claim(process: Process, run_id: str) -> Claimed | None:
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
     """None if the run may not be claimed."""
     run = lifecycle.claim(run_id, worker_id)
-    # Nothing can be recorded of a run that is claimed for the first time.
+    # Nothing is recorded yet for a run that is claimed for the first time.
     return _load(run, read_journal(run) if run.lease_token > 1 else Journal()) if run else None
 
 
@@ -88,7 +89,7 @@ def _load(run: Run, recorded: Journal) -> Claimed:
 
 
 def reload(run: Run) -> Claimed | None:
-    """The run as the database has it; None if it is no longer this owner's."""
+    """The run as the database has it; None if this owner no longer has it."""
     current = Run.objects.filter(
         pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
     ).first()
@@ -106,16 +107,16 @@ class Session:
         # The run's own steps, the results of its tool calls and the flush of its text take turns.
         self.lock = asyncio.Lock()
         self.interruption: Interruption | None = None
-        # The number of requests to models, and what the one that is under way cost so far, if it is to be charged.
+        # The number of requests to models, and what the open request has cost so far, if it is to be charged.
         self.requests = 0
         self.partial_charge: Callable[[], lifecycle.Charge | None] = lambda: None
-        # Why credits or budget do not reach for the next turn of these models.
+        # By model: why credits or budget are not enough for the next turn.
         self.too_dear: dict[str, lifecycle.Refusal] = {}
-        # The text of the turn that is being streamed, and the part of it that no event holds yet.
+        # The text of the turn that is being streamed, and the part of it that is not written to an event yet.
         self.turn_text: list[str] = []
         self.unwritten_text: list[str] = []
         self._take(claimed)
-        # Open calls that may have had an effect outside: dispatched by an earlier worker, or begun here.
+        # Open calls that may have had an effect outside: an earlier worker dispatched them, or this worker began them.
         self.uncertain = {call.id for call in self.journal.open_calls if call.status == InvocationStatus.DISPATCHING}
 
     def _take(self, claimed: Claimed) -> None:
@@ -129,7 +130,7 @@ class Session:
         self._parts: list[TurnPart] = []
 
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A database step of this run that changes nothing: ``step(run, *args)``."""
+        """Make a database step that does not change this run: ``step(run, *args)``."""
         async with self.lock:
             return await self.process.db_for(self.run.user_id, step, self.run, *args, **kwargs)
 
@@ -137,19 +138,20 @@ class Session:
         self, transition: Callable[..., lifecycle.Moved], *args: Any, stores_text: bool = False, **kwargs: Any
     ) -> Sequence[ToolInvocation]:
         """Make a transition of this run: ``transition(run, *args, **kwargs)``. It is repeated while the database is not
-        available. Returns the calls that it changed. Raises LeaseLost if the database is ahead of this session.
+        available. Returns the calls that it changed. Raises LeaseLost if the row differs from what this session knows.
+        ``stores_text``: the transition gets the present turn's text that was not streamed yet, as ``delta``.
 
         ``stores_text``: the transition gets the text of the present turn that was not streamed yet.
         """
         async with self.lock:
             if stores_text:
-                # Under the lock, so that the text which the flusher took before is written by now.
+                # Under the lock, so that text that the flusher has taken is written by now.
                 kwargs["delta"] = self.take_unwritten()
             known = self.run
             try:
                 return await self.process.db_for(known.user_id, self._move, transition, args, kwargs)
             except BaseException:
-                # Not if the transition was made and the run's task was cancelled meanwhile.
+                # But not if the transition was made, and only the run's task was cancelled meanwhile.
                 if stores_text and self.run is known:
                     self.unwritten_text.insert(0, kwargs["delta"])
                 raise
@@ -159,19 +161,19 @@ class Session:
     def _move(
         self, transition: Callable[..., lifecycle.Moved], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sequence[ToolInvocation]:
-        """On the database thread, so that the session knows the outcome even if its task is cancelled meanwhile."""
+        """Runs on the database thread, so that the session gets the outcome even if its task is cancelled meanwhile."""
         moved = transition(self.run, *args, **kwargs)
         self.run = moved.run
         self.journal.take(moved)
         if moved.turn is not None:
             self.turn_text.clear()
             self.too_dear.clear()
-        # A transition is made when no request is under way, or ends and settles it.
+        # During a transition no request is open, or the transition ends and settles the request.
         self.partial_charge = lambda: None
         return moved.calls
 
     async def reload(self) -> bool:
-        """Read the run again; False if it is another worker's by now."""
+        """Read the run again; False if another worker has it by now."""
         if self.interruption not in (None, Interruption.REQUESTED):
             return False
         claimed = await self.db(reload)
@@ -179,7 +181,7 @@ class Session:
             return False
         is_new = claimed.run.cancel_requested_at is not None and self.run.cancel_requested_at is None
         if is_new and claimed.run.last_stream_index == self.run.last_stream_index:
-            self.run = claimed.run  # the cancel settles what is under way
+            self.run = claimed.run  # the cancel settles the open request
             return True
         self._take(claimed)
         self.turn_text.clear()
@@ -190,22 +192,24 @@ class Session:
         return True
 
     async def end_request(self, attempt: ModelAttempt | None = None) -> None:
-        """A request ended without an answer, and another one follows: what was streamed of it is void."""
+        """Record that a request ended without an answer and another one follows: the text that was streamed of it is
+        void.
+        """
         partial_charge = self.partial_charge()
-        async with self.lock:  # what the flusher took is written, or back, by now
+        async with self.lock:  # text that the flusher took is written or put back by now
             self.turn_text.clear()
             self.unwritten_text.clear()
         await self.step(lifecycle.end_request, attempt, self.journal.text, partial_charge)
 
     async def confirm_lease(self) -> None:
-        """Before a step with an effect outside, which a process that was suspended past its lease must not begin: waits
-        until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
+        """Called before a step with an effect outside, which a process that was suspended past its lease must not
+        begin. Waits until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
         """
         while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread
 
     def add_text(self, text: str) -> None:
-        """Text of the present turn, which the flusher writes soon."""
+        """Add text to the present turn; the flusher writes it soon."""
         if not text:
             return
         if not self.turn_text and self.journal.text:
@@ -226,12 +230,12 @@ class Session:
         return text
 
     def put_back(self, text: str) -> None:
-        """What was taken and not written."""
+        """Put back text that was taken and not written."""
         self.unwritten_text.insert(0, text)
         self.process.unwritten.add(self.run.id, self)
 
     def parts(self) -> list[TurnPart]:
-        """The run's own turns for the transcript. All their calls have ended."""
+        """The run's own turns for the transcript. All their calls must have ended."""
         known = len(self._parts)
         if known < len(self.journal.turns):
             calls = [call for call in self.journal.calls if call.turn_index > known]
@@ -239,7 +243,9 @@ class Session:
         return self._parts
 
     def counted(self) -> dict[str, int]:
-        """What providers counted of requests of this run, and of the last ones of the chat's earlier runs."""
+        """The input tokens that providers counted for requests of this run, and for the last requests of the chat's
+        earlier runs, by the request's digest.
+        """
         own = filter(None, map(history.report_of, self.journal.turns))
         return {report.digest: report.tokens for report in (*self.history.reports, *own) if report.digest}
 
@@ -254,24 +260,24 @@ class Session:
         return "\n\n".join(filter(None, (given, self.run.instructions))) if self.run.instructions else given
 
     def tools(self) -> dict[str, ToolDefinition]:
-        """Those of the catalogue that the run may use, and those of the caller's app."""
+        """By name: the catalogue's tools that the run may use, and the tools of the caller's app."""
         return {**catalogue.remembered().tools_for(self.run.tools), **self.client_tools}
 
     async def learn_tools(self, names: Iterable[str]) -> None:
-        """Look up those of the tools that the run may use and this process does not know. Their rows may be new."""
+        """Look up the named tools that the run may use and that this process does not know: their rows may be new."""
         allowed, known = self.run.tools, self.tools()
         if unknown := {name for name in names if name not in known and (allowed is None or name in allowed)}:
             await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
 
     async def wait_for_credits(self, least: int) -> None:
-        """Wait while other steps of the user hold what this step needs at least, without a thread, a connection or a
-        place. It ends too if the process drains, or if nothing is left to wait for.
+        """Wait while other steps of the user hold credits that this step needs (at least ``least``). The wait takes no
+        thread, connection or place. It ends, too, if the process drains or nothing is left to wait for.
         """
         run, waits = self.run, partial(self.db, lifecycle.wait_for_credits, least)
         await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
     async def wait_until(self, due: datetime | None) -> bool:
-        """Wait until the next request to a model is due, without a thread, a connection or a place at the provider.
+        """Wait until the next request to a model is due. The wait takes no thread, connection or place at the provider.
         False if the process drains, so that the run is handed over.
         """
         while due is not None and (left := (due - clock.now()).total_seconds()) > 0:
@@ -281,14 +287,14 @@ class Session:
         return True
 
     def remaining_seconds(self) -> float:
-        """The running time that the run has left."""
+        """The running time that the run has left, in seconds."""
         stretch = clock.now() - self.run.running_since if self.run.running_since else timedelta()
         return settings.RUN_TIMEOUT_SECONDS - self.run.ran_ms / 1000 - stretch.total_seconds()
 
 
 async def flush_forever(process: Process, interrupt: Callable[[Session], None]) -> None:
     """Write the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS.
-    ``interrupt`` is called for each session whose run is not as it knows it.
+    ``interrupt`` is called for each session whose run has changed in the database.
     """
 
     async def work(gathered: Gathered, seconds: Callable[[], float]) -> None:
@@ -307,10 +313,10 @@ async def flush_forever(process: Process, interrupt: Callable[[Session], None]) 
 
 
 async def flush(process: Process, waiting: list[Session], interrupt: Callable[[Session], None]) -> None:
-    """While one flush is slow, more text gathers for the next."""
+    """Write the text of these sessions. While a flush is slow, more text gathers for the next one."""
     async with contextlib.AsyncExitStack() as locks:
         taken: list[tuple[Session, str]] = []
-        # In one order, because the other flush may want the same sessions.
+        # In a fixed order, because the other flush may lock the same sessions.
         for session in sorted(waiting, key=lambda session: session.run.id):
             if session.lock.locked():
                 # The step that holds the lock may record the text; if it does not, the next flush writes it.

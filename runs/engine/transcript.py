@@ -1,5 +1,5 @@
-"""The transcript of a chat as messages for a model: earlier runs with calls and results, then the run's own turns.
-The same rows and the same cut always give the same messages. No query, and no decision what is left out.
+"""The same rows and the same cut always give the same messages. This module makes no query and does not decide what is
+left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,20 +14,22 @@ from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, Turn
 from runs.tools import files
 from runs.tools.base import as_told
 
-# What stands for the end of a run without an answer, so that user and assistant speak in turn.
+# The assistant's text of a run without an answer, so that user and assistant take turns.
 NO_ANSWER = "(no answer)"
-# What the model is told after an answer in plain words, if the run has a schema for its output.
+# The note to the model after an answer as plain text, if the run has a schema for its output.
 NOT_A_CALL = f"[Give your answer as the input of a call of {OUTPUT_TOOL}.]"
 LEFT_OUT = "[The earlier part of this chat is not shown.]"
 SUMMARY = "[The earlier part of this chat is not shown. This is a summary of it.]"
 UNDERSTOOD = "Understood."
-# A result that is not longer is never replaced by a note.
+# Results of at most this many characters are never replaced by a note.
 NOTE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a call. ``content`` is empty if it was not loaded because a note stands for it."""
+    """The outcome of a call. ``content`` is empty if it was not loaded because a note stands for it. ``chars`` is its
+    whole length.
+    """
 
     key: str
     call_id: str
@@ -38,7 +40,7 @@ class Result:
     files: tuple[AttachedFile, ...] = ()
 
     def message(self, call_id: str, most: int | None) -> ToolMessage:
-        """With at most ``most`` characters; a note of its size for 0."""
+        """The result with at most ``most`` characters; for 0, a note that says its size; for None, the whole."""
         content, shown = self.content, self.files
         if most is not None and self.chars > max(most, NOTE_CHARS):
             note = f"[A result of {self.chars} characters, which is no longer shown.]"
@@ -60,13 +62,14 @@ class TurnPart:
     results: tuple[Result, ...] = ()
     reasoning: tuple[dict[str, object], ...] = ()
     origin: str = ""
-    # Another turn of its run follows, although it has no calls.
+    # The turn has no calls, but another turn of its run follows: its answer was not accepted.
     is_refused: bool = False
     _sizes: dict[tuple[int | None, bool], int] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def messages(self, most: int | None, short: bool, used: set[str]) -> Iterator[Message]:
-        """``most``: see ``Result.message``. ``short``: without text, arguments and reasoning. ``used`` are the ids of
-        calls so far: some servers count them from 1 in each conversation, and others refuse an id that comes twice.
+        """``most``: see ``Result.message``. ``short``: with little text, and without arguments and reasoning. ``used``:
+        the ids of calls so far. Some servers number calls from 1 in each conversation, and others refuse an id that
+        occurs twice.
         """
         ids = [call.id if call.id not in used else result.key for call, result in self._pairs]
         used.update(ids)
@@ -97,8 +100,8 @@ class TurnPart:
 
 @dataclass(frozen=True)
 class RunPart:
-    """An earlier run. ``ending`` is the text that no turn has recorded. ``full_size`` counts all results, also those
-    that are not loaded.
+    """An earlier run. ``ending`` is the text that no turn has recorded. ``full_size``: its bytes with all results, also
+    those that are not loaded.
     """
 
     run_id: str
@@ -132,8 +135,8 @@ class Cut:
     result_turn: int = 0
 
     def forms(self, run_ids: Sequence[str]) -> Callable[[int, int], tuple[int | None, bool]]:
-        """How a turn is shown, by the place of its run among ``run_ids``, of which the run itself is the last, and by
-        its index: the arguments of ``TurnPart.messages``.
+        """A function that says how a turn is shown: it takes the position of the turn's run in ``run_ids``, which end
+        with the run itself, and the turn's index, and returns the arguments of ``TurnPart.messages``.
         """
         noted = run_ids.index(self.notes_run_id) if self.notes_run_id in run_ids else -1
         own = len(run_ids) - 1
@@ -154,7 +157,7 @@ class Cut:
 
 
 def cut_of(compaction: Compaction, run_id: str) -> Cut:
-    """The cut of a later request of the run."""
+    """The cut of a compaction for a later request of this run."""
     cut = Cut(**{field.name: getattr(compaction, field.name) for field in fields(Cut)})
     return cut if compaction.run_id == run_id else replace(cut, short_turn=0, result_chars=None, result_turn=0)
 
@@ -182,8 +185,9 @@ def messages(
 
 
 def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
-    """Recorded turns of a run, with its ``calls`` in their order: ToolInvocation objects, or rows with the part of the
-    result that is ``shown`` and its whole length in ``chars``. A call without an outcome is not in its turn.
+    """Recorded turns of a run, with its ``calls`` in order: ToolInvocation objects, or rows with the part of the result
+    that is ``shown`` and its whole length in ``chars``. A call without an outcome is left out of its turn. The output
+    of an earlier run becomes text, because the tool for that output is no longer offered.
 
     The output of an earlier run stands there as text: the tool for it is not there any more.
     """
@@ -214,8 +218,8 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
 
 
 def _result(call: Any) -> Result:
-    """A call's outcome for the model. Addresses do not count: which of them are missing is not known of a result that
-    was not loaded.
+    """A call's outcome for the model. ``chars`` does not count the addresses of results: for a result that was not
+    loaded, it is not known which of them its text lacks.
     """
     is_error = call.status != InvocationStatus.COMPLETED
     if is_error:

@@ -1,7 +1,7 @@
-"""One turn of a run: the model is asked, its text streamed, and its response recorded.
+"""One turn of a run: the model is asked, its text is streamed, and its response is recorded.
 
-The model gives the output of a run that has a schema for it as the input of a call of OUTPUT_TOOL, which is checked
-like that of any call. Such a call is part of its turn and has no row, approval or price of its own.
+If a run has a schema for its output, the model gives the output as the input of a call of OUTPUT_TOOL, which is checked
+like the input of other calls. Such a call is part of its turn: it has no row, approval or price.
 """
 
 import contextlib
@@ -30,17 +30,16 @@ from runs.models import OUTPUT_TOOL, Turn
 from runs.tools.base import BUILTIN, ToolDefinition, ToolFailure
 from runs.tools.schema import check_input, parse_arguments
 
-# Answers of the model that may not fit an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
+# The most answers of the model that may miss an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
 OUTPUT_ATTEMPTS = 3
-# Tool calls per run.
+# The most tool calls of a run.
 RUN_CALLS_MAX = 1000
 NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their results."
 
 
 async def try_turn(session: Session) -> None:
-    """One request for the next turn, which records the turn or its failure; another request follows a failure that may
-    pass. Returns without a request if the process drains, or if staff have changed the model meanwhile.
-    Raises RunFailed.
+    """Make one request for the next turn and record the turn, or the failure; after a failure that may pass, another
+    request follows. Returns without a request if the process drains, or if staff have changed the model meanwhile.
     """
     if len(session.journal.turns) >= settings.RUN_TURN_LIMIT:
         message = f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
@@ -57,7 +56,8 @@ async def try_turn(session: Session) -> None:
         if plan is None:
             return
         async with contextlib.AsyncExitStack() as held:
-            # Before the place: a run that waits for its user's share of the memory keeps no other user from a provider.
+            # Before the place is taken: a run that waits for its user's share of the memory must not take a place from
+            # other users.
             request = await with_files(session, request_of(session, plan), held)
             place = session.process.model_places.hold(model.server, session.run.user_id)
             may_begin = await held.enter_async_context(place)
@@ -90,7 +90,7 @@ async def try_turn(session: Session) -> None:
 
 
 async def _chain(session: Session) -> list[ModelDefinition]:
-    """The models that the run may ask, as they are now."""
+    """The models that the run may ask, in order, as the catalogue has them now."""
     names = session.requested_model, session.run.resolved_model
     chain = catalogue.remembered().chain(*names)
     if not chain:
@@ -101,8 +101,8 @@ async def _chain(session: Session) -> list[ModelDefinition]:
 
 
 def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
-    """The model to ask: what the last failed attempt decided, or the first of the chain that was not asked and that
-    credits and budget may reach for. Raises RunFailed.
+    """The model to ask: the one that the last failed attempt chose, or the first of the chain that was not asked yet.
+    Models for which credits or budget are not enough are passed over. Raises RunFailed.
     """
     failed = session.journal.failed()
     asked = {attempt.model for attempt in failed}
@@ -119,7 +119,7 @@ def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
 async def _record_failure(
     session: Session, chain: list[ModelDefinition], model: ModelDefinition, started_at: datetime, error: ModelError
 ) -> None:
-    """Record the failed request and what follows it. Raises RunFailed if nothing does."""
+    """Record the failed request and what follows it. Raises RunFailed if no request follows."""
     again = error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model)
     attempt = failed_request(session, model, error, started_at, chain, again=again)
     if not attempt.next_model:
@@ -131,8 +131,8 @@ async def _record_failure(
 
 
 async def _record(session: Session, model: ModelDefinition, plan: Plan, given: Answer, started_at: datetime) -> None:
-    """Record the turn, which completes the run if it gives the run's answer, and fails it if that does not fit too
-    often, or if there are too many calls; otherwise make the calls that need no approval.
+    """Record the turn. It completes the run if it gives the answer. It fails the run if there were too many answers
+    that miss the schema, or too many calls. Otherwise make the calls that need no approval.
     """
     end, usage, allowance = given.end, given.end.usage, given.allowance
     read = partial(_read_output, session.output_schema, given.calls)
@@ -187,8 +187,9 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
 def _read_output(
     schema: Mapping[str, Any] | None, calls: Sequence[ToolCall]
 ) -> tuple[list[dict[str, Any]], list[ToolCall], dict[str, Any] | None]:
-    """A turn's calls as the turn records them, those that are to be made, and the output if they give one: the first
-    call whose input fits, unless there are calls of tools beside it. The model is told why another one does not.
+    """A turn's calls as the turn records them, the calls that are to be made, and the output or None. The output is the
+    input of the first OUTPUT_TOOL call that fits the schema, if the turn has no calls of tools. ``told`` says to the
+    model why another such call was not accepted.
     """
     recorded: list[dict[str, Any]] = []
     others = [call for call in calls if schema is None or call.name != OUTPUT_TOOL]

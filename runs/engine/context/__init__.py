@@ -1,1 +1,1 @@
-"""How a transcript is kept within a model's window: ``fit`` is the door."""
+"""Keeps a transcript within a model's window: ``fit`` is the interface."""

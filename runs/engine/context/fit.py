@@ -1,6 +1,6 @@
-"""The door of this package: shortens a chat's transcript before a turn that would not fit into its model's window. Each
-step is recorded: later turns and later runs of the chat use it, and another worker that takes the run over does not
-repeat it. ``plan`` measures, decides how, and records; a model writes the summary of earlier runs.
+"""The interface of this package: shortens a chat's transcript before a turn that would not fit into its model's window.
+Each step is recorded, so that later turns and later runs of the chat use it, and a worker that takes the run over does
+not repeat it. ``plan`` measures, decides how to shorten, and records; a model writes the summary of earlier runs.
 """
 
 import logging
@@ -45,23 +45,24 @@ INSTRUCTIONS = (
 )
 BEFORE = "Summary of what came before:"
 CHAT = "The chat:"
-# The texts of runs that are too long are cut to one of these lengths.
+# If the runs are too long for a request, each text is cut to one of these lengths, in characters.
 LENGTHS = (8000, 2000, 500, 120)
-# What ``extra`` says of the form of an answer (chat completions, Responses).
+# The names in ``extra`` that set the format of an answer (chat completions, Responses).
 FORMATS = ("response_format", "text")
 LESS_EFFORT = "low"
 EFFORTS_BELOW = ("none", "minimal", LESS_EFFORT)
-# The output limit also holds the reasoning.
+# The output limit includes the reasoning, so it is this many times as high.
 REASONING_FACTOR = 4
-# What a summary reads at most, in bytes for each token of its model's room: fewer than there are in a dense text, and
-# after a refusal as too long a quarter.
+# The most that a summary reads, in bytes for each token of its model's room: fewer than dense text has. After each
+# refusal as too long, it is divided by SMALLER.
 BYTES_PER_TOKEN = 2
 SMALLER = 4
 SMALLER_TIMES = 3
-# Of the results, if the runs have more than that.
+# The most characters of each result that a summary reads, if the runs are longer than it can read.
 RESULT_CHARS = 2000
 TOO_LONG = FailureReason.CONTEXT_TOO_LONG
-# Failures that the same runs of the chat cause again. After any other, a later run tries to summarise them.
+# Failures that the same runs of the chat would cause again. After any other failure, a later run tries the summary
+# again.
 SAME_AGAIN = {
     TOO_LONG,
     FailureReason.REQUEST_REFUSED,
@@ -98,15 +99,15 @@ async def fit(session: Session, model: ModelDefinition) -> Plan | None:
 
 
 def can_shorten(session: Session, model: ModelDefinition) -> bool:
-    """Whether a request that was refused as too long is tried again: once with half of its size, and then in the
-    shortest form.
+    """Whether a request that was refused as too long is tried again: first with half of its size, then in the shortest
+    form.
     """
     could = _can_hold(session, model) and _refusals(session, model) < 2
     return could and plan_of(session, model).shortest() is not None
 
 
 def _can_hold(session: Session, model: ModelDefinition) -> bool:
-    """Whether any tokenizer could fit the message alone into the model's window."""
+    """Whether the message alone can fit into the model's window, with the tokenizer that needs the fewest tokens."""
     return len(session.history.message.text.encode()) <= BYTES_PER_TOKEN_MAX * model.context_tokens
 
 
@@ -124,14 +125,14 @@ def _next_step(session: Session, plan: Plan) -> Step | None:
 
 
 async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
-    """Summarise the runs up to ``step.cut.last_run_id``. After failures, the next model is asked, as for a turn.
-    Without an answer of any, the runs are left out; also if credits or budget do not reach for a summary and the turn
-    after it, unless the run waits for them: then Exhausted is raised. False if the process drains, or if no model is
+    """Summarise the runs up to ``step.cut.last_run_id``. After failures, the next model is asked, as for a turn. If no
+    model answers, the runs are left out. If credits or budget are not enough for a summary and the turn after it, they
+    are left out, too, but a run that waits for credits raises Exhausted. False if the process drains, or if no model is
     offered any more.
     """
     refused: set[str] = set()
     index, started_at = next_index(session), clock.now()
-    # Nobody pays for a summary without a turn after it; the summary may have the longest size.
+    # A summary is only paid if a turn can follow it, also after a summary of the longest size.
     longest = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
     after = plan.history.shortened(replace(step.cut, text="x" * longest))
     least_after = requests.least_cost(request_of(session, replace(plan, history=after)))
@@ -139,7 +140,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         failed = session.journal.failed(index)
         if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
             return False
-        # As they are now: staff can have changed them during the wait.
+        # Read again, because staff can have changed them during the wait.
         models = [other for other in _summarisers(session, plan.model) if other.name not in refused]
         if not models and not refused:
             return False
@@ -165,7 +166,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
                 lifecycle.crash_point("after_summary")
                 text = "".join(said).encode()[:longest]
                 if not (summary := text.decode(errors="ignore").strip()):
-                    # The same request has the same answer again.
+                    # The same request would get the same answer again.
                     detail = f"The answer ended with {answer.end.finish_reason}."
                     raise ModelError(FailureReason.NO_TEXT, detail=detail)
         except ModelError as error:
@@ -200,7 +201,9 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
 
 
 def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition]:
-    """The models that may summarise, in order. Without the parameters of an agent: the chat's runs share a summary."""
+    """The models that may summarise, in order. They do not have the parameters of an agent, because the chat's runs
+    share a summary.
+    """
     known = catalogue.remembered()
     chosen = settings.RUN_SUMMARY_MODEL
     if chosen and chosen not in known.models:
@@ -211,7 +214,9 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
 
 
 def _next_model(models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt]) -> ModelDefinition | None:
-    """What the last failed request decided; otherwise the first one."""
+    """The model that the last failed request chose; otherwise the first one that was not asked yet. None if no request
+    is to follow.
+    """
     if failed and not failed[-1].next_model:
         return None
     wanted = failed[-1].next_model if failed else ""
@@ -239,8 +244,8 @@ async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinit
 
 
 def _without_format(model: ModelDefinition) -> ModelDefinition:
-    """The model with the parameters for a summary: nothing that gives an answer a form or ends it early, and little
-    reasoning.
+    """The model with the parameters for a summary: without those that set the format of an answer or end it early, and
+    with little reasoning.
     """
     parameters = {name: value for name, value in model.parameters.items() if name != "stop"}
     if "extra" in parameters:
@@ -251,14 +256,16 @@ def _without_format(model: ModelDefinition) -> ModelDefinition:
 
 
 def _reasoning_factor(model: ModelDefinition) -> int:
-    """How many times its length the limit of a summary is."""
+    """The factor by which the output limit of a summary exceeds the summary's own length."""
     effort = model.parameters.get("reasoningEffort")
     reasons = REASONING_MODEL.search(model.provider_model) is not None if effort is None else effort != "none"
     return REASONING_FACTOR if reasons else 1
 
 
 def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
-    """The runs, and the summary ``before`` them, in at most about ``most`` bytes: long texts are cut if need be."""
+    """The runs, and the summary ``before`` them, as text of at most about ``most`` bytes: long texts are cut if
+    necessary.
+    """
     runs = history.read_whole(run_ids, result_chars)
     head = f"{BEFORE}\n{before}\n\n" if before else ""
     text = ""

@@ -1,8 +1,8 @@
-"""The transcript of a run's next request: how much of the model's window it takes, how it is shortened when that is too
+"""The transcript of a run's next request: how much of the model's window it takes, how it is shortened if that is too
 much, and the record of each step that shortens it. ``fit`` makes the steps.
 
-Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens is not the bound that credits are held
-for (``requests``): it follows what the provider counted last.
+Sizes are bytes as ``runs.llm.measure`` counts them. The estimate of tokens differs from the bound for which credits are
+held (``requests``): it follows the provider's last count.
 """
 
 from bisect import bisect_left
@@ -25,38 +25,41 @@ from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, CompactionKind
 
-# Tokens of such a summary; never more than an eighth of the model's window.
+# The most tokens of a summary; never more than an eighth of the model's room.
 RUN_SUMMARY_MAX_TOKENS = 2048
 
-# Of the tool by whose call the model gives the output of a run that has a schema for it.
+# The description of OUTPUT_TOOL, by which the model gives the output of a run that has a schema for it.
 OUTPUT_DESCRIPTION = "Gives your answer: its input is the answer. Call it alone, when no other call is left to make."
 
-# A token is at least one byte. A provider that counts fewer tokens than one for so many bytes is not believed.
+# A token has at least one byte, and at most this many: a provider's count outside of these bounds is corrected.
 BYTES_PER_TOKEN_MAX = 8
-# Of the room for the request: from where on the transcript is shortened, and to what.
+# Parts of the room for a request: above FULL the transcript is shortened, to SHORTENED.
 FULL = 0.8
 SHORTENED = 0.5
-# If the run alone fills the window, the results that the model has not seen yet are cut to the longest of these.
+# If the run alone fills the window, results that the model has not seen yet are cut to the longest of these lengths
+# that fits.
 RESULT_CHARS = [500 << power for power in range(8, -1, -1)]
 
 
 def output_limit(model: ModelDefinition) -> int:
-    """The output limit of a request: a model's may be as large as its window."""
+    """The output limit of a request, at most half of the window: a model's own limit may be as large as its window."""
     return min(model.max_output_tokens, model.context_tokens // 2)
 
 
 def room(model: ModelDefinition) -> int:
-    """The tokens that a request may have."""
+    """The most input tokens of a request."""
     return model.context_tokens - output_limit(model)
 
 
 def summary_tokens(model: ModelDefinition) -> int:
-    """The longest summary for a model's transcripts."""
+    """The most tokens of a summary in a model's transcripts."""
     return max(1, min(RUN_SUMMARY_MAX_TOKENS, room(model) // 8))
 
 
 def tokens_of(size: int, report: Report | None) -> int:
-    """The estimate for a request of ``size`` bytes, after what the provider counted for an earlier one."""
+    """The estimated tokens of a request of ``size`` bytes, from the provider's count of an earlier request if there is
+    one.
+    """
     if report is None:
         return -(-size // BYTES_PER_TOKEN)
     counted = min(max(report.tokens, report.size // BYTES_PER_TOKEN_MAX, 1), report.size)
@@ -67,19 +70,19 @@ def tokens_of(size: int, report: Report | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that shortens the transcript to ``cut``. A SUMMARY covers the runs up to ``cut.last_run_id``; in place of
-    its text, which is not known yet, ``cut`` has one of the longest size.
+    """A step that shortens the transcript to ``cut``. A SUMMARY covers the runs up to ``cut.last_run_id``; its text is
+    not known yet, so ``cut`` has a text of the longest size.
     """
 
     kind: CompactionKind
     cut: Cut
-    # Later runs of the chat do not use it.
+    # Whether later runs of the chat do not use the step.
     only_run: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The transcript of a run's next request. ``fixed`` are the bytes of instructions and tools."""
+    """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools."""
 
     model: ModelDefinition
     run_id: str
@@ -97,7 +100,7 @@ class Plan:
         return self.tokens(self.cut)
 
     def size(self, cut: Cut) -> int:
-        """The bytes of the request with a cut. Runs that are not loaded count with all that they have."""
+        """The bytes of the request with this cut. Runs that are not loaded count in full."""
         older, runs = self.history.after(cut.last_run_id)
         form = cut.forms(run_ids_of(runs, self.run_id))
         size = self.fixed + sum(run.full_size for run in older) + sum(map(message_bytes, cut.head()))
@@ -113,12 +116,13 @@ class Plan:
         return tokens_of(self.size(cut), self.report)
 
     def next_step(self, limit: int | None = None) -> Step | None:
-        """How the transcript is shortened next; None if it fits. ``limit``: the tokens that the request may have after
-        a refusal, when the window is smaller than the catalogue says.
+        """The next step that shortens the transcript; None if it fits. ``limit``: the most tokens of the request after
+        a refusal, which shows that the window is smaller than the catalogue says.
         """
         earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
         if len(earlier) > most:
-            # Some more than necessary are left out, so that not each request begins with another run.
+            # A quarter more than necessary is left out, so that the transcript does not begin with another run at each
+            # request.
             return Step(CompactionKind.LEFT_OUT, self._without(len(earlier) - (most - most // 4)))
         most = room(self.model) if limit is None else limit
         full, wanted = (int(most * FULL), int(most * SHORTENED)) if limit is None else (limit, limit)
@@ -138,24 +142,26 @@ class Plan:
         return Step(CompactionKind.RESULTS, hard) if self.tokens(hard) < self.now else None
 
     def shortest(self) -> Step | None:
-        """The shortest form of the request; None if it has it."""
+        """The step to the shortest form of the request; None if the request already has it."""
         last = self._without(len(self.history.earlier)).last_run_id
         cut = replace(self._hard()[-1], last_run_id=last, text="")
         is_shorter = self.tokens(cut) < self.now
         return Step(CompactionKind.LEFT_OUT, cut, only_run=True) if is_shorter else None
 
     def left_out(self, step: Step) -> Step:
-        """The runs of a summary without it."""
+        """The step that leaves the runs out, in place of their summary."""
         return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
 
     def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
-        """The first of ``cuts``, each shorter than the one before, that has at most ``wanted`` tokens, or the last."""
+        """The first of ``cuts`` with at most ``wanted`` tokens, or the last. Each cut must be shorter than the one
+        before.
+        """
         place = bisect_left(cuts, -wanted, key=lambda cut: -self.tokens(cut))
         return cuts[min(place, len(cuts) - 1)]
 
     def _noted(self) -> list[Cut]:
-        """More and more results replaced by notes, the oldest first; never those of the last turn, which the model has
-        not seen.
+        """Cuts with more and more results replaced by notes, the oldest first; never those of the last turn, which the
+        model has not seen.
         """
         parts = [(run.run_id, turn) for run in self.history.runs for turn in run.turns]
         parts += [(self.run_id, turn) for turn in self.turns[:-1]]
@@ -165,11 +171,13 @@ class Plan:
         return [self.cut, *(replace(self.cut, notes_run_id=run_id, notes_turn=turn) for run_id, turn in left)]
 
     def _without(self, gone: int) -> Cut:
-        """Without so many of the oldest runs."""
+        """The cut without this number of the oldest runs."""
         return replace(self.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.cut
 
     def _hard(self) -> list[Cut]:
-        """Of the run's own turns but the last their bare calls, and its results shorter and shorter."""
+        """Cuts that reduce the run's own turns, except the last, to their bare calls, and make the last turn's results
+        shorter and shorter.
+        """
         if not self.turns:
             return [self.cut]
         last = self.turns[-1].index
@@ -178,7 +186,7 @@ class Plan:
 
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
-    """The transcript of the run's next request to a model."""
+    """The plan of the run's next request to a model."""
     return Plan(
         model=model,
         run_id=session.run.id,
@@ -190,7 +198,9 @@ def plan_of(session: Session, model: ModelDefinition) -> Plan:
 
 
 def request_of(session: Session, plan: Plan) -> ModelRequest:
-    """The request for the run's next turn. Its output limit is less than the model's if it leaves no room for that."""
+    """The request for the run's next turn. Its output limit is lower than the model's if the window has no room for
+    that.
+    """
     model, history = plan.model, plan.history
     limit = output_limit(model)
     return ModelRequest(
@@ -209,7 +219,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
 
 
 def _tools(session: Session) -> tuple[ToolSpec, ...]:
-    """What the model may call: the run's tools, and last the tool for its output."""
+    """The tools that the model may call: the run's own, and last the tool for its output."""
     tools = [
         ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in sorted(session.tools().items())
     ]
@@ -230,14 +240,16 @@ def next_index(session: Session) -> int:
 
 
 def is_fresh(session: Session) -> bool:
-    """Whether the transcript was shortened since the last turn: the next request is not that turn's with more."""
+    """Whether the transcript was shortened since the last turn, so that the next request does not begin like that
+    turn's.
+    """
     newest, turn_index = session.history.compaction, len(session.journal.turns) + 1
     return newest is not None and (newest.run_id, newest.turn_index) == (session.run.id, turn_index)
 
 
 def is_for_run(session: Session) -> bool:
-    """Whether the newest compaction counts for this run only: then so do those after it, without a summary, because
-    runs are missing that later runs of the chat are to have.
+    """Whether the newest compaction counts for this run only. Then later compactions do so, too, and make no summary,
+    because the transcript lacks runs that later runs of the chat must have.
     """
     newest = session.history.compaction
     return newest is not None and newest.only_run
@@ -251,7 +263,7 @@ async def record(
     charge: lifecycle.Charge | None = None,
     **of_summary: Any,
 ) -> None:
-    """Make a step. ``of_summary`` are columns of its row."""
+    """Record a step and use its cut. ``of_summary``: columns of the row that a summary has."""
     shortened = session.history.shortened(step.cut)
     now = clock.now()
     compaction = Compaction(
