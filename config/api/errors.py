@@ -9,7 +9,6 @@ from typing import Any
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpResponse, HttpResponseBase
 from rest_framework import exceptions
-from rest_framework.response import Response
 
 from config.database.retry import CONNECTION_ERRORS
 from config.kernel.errors import BY_STATUS, DomainError, InternalError, Unauthorized, ValidationFailed
@@ -118,11 +117,9 @@ def answers_errors(failure: str) -> Callable[[Callable[..., HttpResponseBase]], 
     return decorate
 
 
-def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
-    """DRF's EXCEPTION_HANDLER."""
+def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
+    """DRF's EXCEPTION_HANDLER. The answer is in JSON also where the client has asked for another type."""
     refusal = to_domain_error(error)
     if refusal.status >= 500:
         logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
-    body = envelope(refusal.code, refusal.message, refusal.details)
-    # In JSON also where the client has asked for another type.
-    return Response(body, refusal.status, headers=refusal.headers, content_type="application/json")
+    return response_to(refusal)

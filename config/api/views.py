@@ -53,7 +53,10 @@ class FormatNegotiation(DefaultContentNegotiation):
     """``?format=json`` or ``?format=yaml`` goes before the Accept header; any other format is 404."""
 
     def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> tuple[Any, str]:
-        chosen: tuple[Any, str] = super().select_renderer(request, renderers, request.GET.get("format"))
+        if format := request.GET.get("format"):
+            renderer = self.filter_renderers(renderers, format)[0]
+            return renderer, renderer.media_type
+        chosen: tuple[Any, str] = super().select_renderer(request, renderers)
         return chosen
 
 

@@ -54,12 +54,27 @@ def test_it_is_generated_once_and_not_sent_again(client, monkeypatch):
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("query", "accept"), [("?format=json", "*/*"), ("", "application/json")])
+@pytest.mark.parametrize(
+    ("query", "accept"), [("?format=json", "*/*"), ("?format=json", "text/html"), ("", "application/json")]
+)
 def test_it_is_served_as_json(client, query, accept):
     response = client.get(f"/api/schema{query}", headers={"Accept": accept})
     assert response.json()["openapi"] == "3.1.0"
     assert response["ETag"] != client.get("/api/schema?format=yaml")["ETag"]
-    assert client.get("/api/schema?format=xml").status_code == 404
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("method", "query", "accept", "code"),
+    [
+        ("get", "?format=xml", "*/*", "NOT_FOUND"),
+        ("get", "", "text/html", "NOT_ACCEPTABLE"),
+        ("post", "", "*/*", "METHOD_NOT_ALLOWED"),
+    ],
+)
+def test_its_errors_are_in_json(client, method, query, accept, code):
+    response = getattr(client, method)(f"/api/schema{query}", headers={"Accept": accept})
+    assert response.json()["error"]["code"] == code
 
 
 def test_it_is_served_without_webhooks(client):
