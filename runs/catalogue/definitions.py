@@ -65,6 +65,7 @@ HOSTS: dict[str, dict[str, Any]] = {
         "tool_images": False,
     },
     "openrouter.ai": {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
+    "generativelanguage.googleapis.com": {"reasoning_field": "extra_content", "reasoning_back": True},
     "api.groq.com": {
         "max_tokens_field": "max_completion_tokens",
         "reasoning_field": "reasoning",

@@ -56,7 +56,7 @@ NOT_VALID = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class TurnReader(ABC):
         # The counts that the provider has reported, by the names of ``Usage``.
         self.counts = Counter[str]()
         self.reasoning: list[dict[str, Any]] = []
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         # By what the provider tells them apart.
         self.calls: dict[Any, Any] = {}
         self._characters = 0
@@ -87,9 +87,14 @@ class TurnReader(ABC):
     LENGTH: ClassVar = frozenset(
         {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
     )
-    FILTERED: ClassVar = frozenset({"content_filter", "refusal"})
-    # OpenRouter, Mistral; vLLM; DeepSeek.
-    BROKEN: ClassVar = frozenset({"error", "abort", "insufficient_system_resource"})
+    # Those after the second are Gemini's own.
+    FILTERED: ClassVar = frozenset(
+        {"content_filter", "refusal", "safety", "recitation", "prohibited_content", "blocklist", "spii"}
+    )
+    # OpenRouter, Mistral; vLLM; DeepSeek; Gemini, after a call that it could not read.
+    BROKEN: ClassVar = frozenset(
+        {"error", "abort", "insufficient_system_resource", "function_call_filter", "malformed_function_call"}
+    )
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> str:
@@ -113,9 +118,11 @@ class TurnReader(ABC):
         return text
 
     def say_reason(self, reason: str | None) -> None:
-        """Note why the answer ended, if the provider says it. Raises TypeError for other values than text."""
+        """Note why the answer ended, if the provider says it, without what Gemini adds after a colon. Raises
+        AttributeError for other values than text.
+        """
         if reason:
-            self.finish_reason = reason + ""
+            self.finish_reason = reason.partition(":")[0].lower()
 
     def keep(self, item: dict[str, Any]) -> None:
         """Record an item of reasoning with its place in the turn: after so many characters of text and so many calls.
@@ -124,16 +131,16 @@ class TurnReader(ABC):
         if self.request.model.dialect.reasoning_back:
             self.reasoning.append({"item": item, "characters": self._passed_on, "calls": len(self._calls)})
 
-    def begin_call(self, call_id: str, name: str) -> _Call:
+    def begin_call(self, call_id: str, name: str) -> Call:
         """Raises TypeError for values that are not strings, as ``add_arguments`` does."""
         most = base.TOOL_CALLS_PER_TURN_MAX
         if len(self._calls) >= most:
             raise ModelError(FailureReason.ANSWER_TOO_LONG, f"The model called more than {most} tools in one turn.")
         self.grow(call_id + name + "")
-        self._calls.append(_Call(call_id, name))
+        self._calls.append(Call(call_id, name))
         return self._calls[-1]
 
-    def add_arguments(self, call: _Call, part: str) -> None:
+    def add_arguments(self, call: Call, part: str) -> None:
         self.grow(part + "")
         if part:
             call.arguments.append(part)

@@ -5,13 +5,26 @@ from typing import Any
 from config.kernel.jsontext import to_text
 from runs.catalogue.definitions import Dialect
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
-from runs.llm.http import HttpModel, TurnReader
-from runs.llm.wire import arguments_object, data_url, file_text, function_of, sampling, wire_id, wire_name
+from runs.llm.http import Call, HttpModel, TurnReader
+from runs.llm.wire import (
+    MALFORMED_ARGUMENTS,
+    arguments_object,
+    data_url,
+    file_text,
+    function_of,
+    sampling,
+    wire_id,
+    wire_name,
+)
 
 # What servers call a reasoning text. The first is the profile's name for both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")
 # The texts of an item of ``reasoning_details``, which arrive in parts.
 DETAIL_TEXTS = ("text", "summary")
+# The field of a call that holds what Gemini wants back with it: a signature.
+EXTRA_CONTENT = "extra_content"
+# What Gemini accepts with the calls of other models.
+NO_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 
 
 class OpenAITurn(TurnReader):
@@ -19,7 +32,8 @@ class OpenAITurn(TurnReader):
         super().__init__(request, secrets)
         self._last: Any = None
         field = request.model.dialect.reasoning_field
-        self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if field else ()
+        in_messages = field not in ("", EXTRA_CONTENT)
+        self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if in_messages else ()
 
     def read(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
@@ -75,16 +89,27 @@ class OpenAITurn(TurnReader):
                 _add_item(last["value"], item)
 
     def _read_call(self, part: dict[str, Any]) -> None:
-        """The index tells calls apart; for servers that omit it or always send 0, a new id does."""
+        """The index tells calls apart; for servers that omit it or always send 0, a new id does, and without ids a name
+        after a whole call.
+        """
         function = part.get("function") or {}
-        call_id, index = part.get("id") or "", part.get("index")
+        call_id, index, name = part.get("id") or "", part.get("index"), function.get("name") or ""
         call = self.calls.get(index) if index is not None else None if call_id else self._last
-        if call is None or (call_id and call.id and call_id != call.id):
-            call = self.calls[index] = self.begin_call(call_id, function.get("name") or "")
+        if call is None or (call_id and call.id and call_id != call.id) or (name and not call_id and _is_whole(call)):
+            call = self.calls[index] = self.begin_call(call_id, name)
         self._last = call
         arguments = function.get("arguments") or ""
         # Some servers send the arguments as an object.
         self.add_arguments(call, to_text(arguments) if isinstance(arguments, dict) else arguments)
+        extra, dialect = part.get(EXTRA_CONTENT), self.request.model.dialect
+        if extra and dialect.reasoning_back and dialect.reasoning_field == EXTRA_CONTENT:
+            self.grow(to_text(extra))
+            self.reasoning.append({"field": EXTRA_CONTENT, "value": extra, "call": len(self._calls) - 1})
+
+
+def _is_whole(call: Call) -> bool:
+    """Whether the call came with its arguments as one part."""
+    return len(call.arguments) == 1 and MALFORMED_ARGUMENTS not in arguments_object(call.arguments[0])
 
 
 def _add_item(items: list[dict[str, Any]], part: dict[str, Any]) -> None:
@@ -180,11 +205,18 @@ def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect)
     if message.tool_calls and dialect.reasoning_field == REASONING_TEXT[0]:
         # DeepSeek refuses a turn with calls that has none, also if another model made the calls.
         values[REASONING_TEXT[0]] = ""
+    extra: dict[int, Any] = {0: NO_SIGNATURE}
     for item in message.reasoning if message.origin == origin else ():
         back = item["value"]
+        if item["field"] == EXTRA_CONTENT:
+            extra[item["call"]] = back
+            continue
         if item["field"] == "content":
             back = [*back, *_text_parts(message.text)]
         values[item["field"]] = back
+    if dialect.reasoning_field == EXTRA_CONTENT:
+        for number, call in enumerate(values.get("tool_calls", ())):
+            call |= {EXTRA_CONTENT: extra[number]} if number in extra else {}
     return values
 
 

@@ -48,6 +48,24 @@ class TestOpenAIDialects:
                 ToolCall("b", "u", "{}"),
             ]
 
+    @pytest.mark.parametrize("same", [{}, {"index": 0}, {"index": 0, "id": ""}])
+    def test_whole_calls_without_ids_are_distinguished(self, turn, same: dict[str, Any]):
+        """As some servers send Gemini's: the same index, and no id."""
+        calls = [{"name": "t", "arguments": '{"n":1}'}, {"name": "t", "arguments": '{"n":2}'}, {"name": "u"}]
+        raw = data(*[openai_delta(tool_calls=[same | {"function": call}]) for call in calls], *OPENAI_END)
+
+        assert [(call.name, call.arguments) for call in turn("x", raw=raw).calls] == [
+            ("t", '{"n":1}'),
+            ("t", '{"n":2}'),
+            ("u", "{}"),
+        ]
+
+    def test_a_name_that_comes_with_each_part_begins_no_call(self, turn):
+        parts = [{"index": 0, "function": {"name": "t", "arguments": text}} for text in ("", '{"n":', "1}", "")]
+        raw = data(*[openai_delta(tool_calls=[part]) for part in parts], *OPENAI_END)
+
+        assert [(call.name, call.arguments) for call in turn("x", raw=raw).calls] == [("t", '{"n":1}')]
+
     def test_missing_and_repeated_ids_become_unique_in_the_transcript(self, turn):
         calls = [
             {"index": at, "id": call_id, "function": {"name": "t"}} for at, call_id in enumerate(["a", None, "a", "b"])
@@ -86,9 +104,16 @@ class TestOpenAIDialects:
             ToolCall("a", "t", '{"a":1}')
         ]
 
-    @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+    @pytest.mark.parametrize(
+        "reason",
+        ["error", "abort", "insufficient_system_resource", "function_call_filter: MALFORMED_FUNCTION_CALL"],
+    )
     def test_a_provider_that_stops_within_the_answer_is_unavailable(self, turn, reason: str):
         assert failure(turn, f"finish={reason}").reason is FailureReason.PROVIDER_UNAVAILABLE
+
+    @pytest.mark.parametrize("reason", ["content_filter: RECITATION", "PROHIBITED_CONTENT", "SAFETY"])
+    def test_the_names_that_gemini_has_for_its_filters(self, turn, reason: str):
+        assert failure(turn, f"finish={reason}").reason is FailureReason.CONTENT_FILTERED
 
     def test_counts_after_the_finish_reason_are_read(self, turn):
         usage = {"prompt_tokens": 7, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2}}
@@ -262,6 +287,8 @@ def test_other_services():
     assert not dialect("openai", "https://api.groq.com/openai/v1", "deepseek-r1-distill-llama-70b").reasoning_back
     router = dialect("openai", "https://openrouter.ai/api/v1", "anthropic/claude-opus-4.7")
     assert (router.reasoning_field, router.reasoning_back, router.file_input) == ("reasoning_details", True, True)
+    gemini = dialect("openai", "https://generativelanguage.googleapis.com/v1beta/openai", "gemini-3-flash")
+    assert (gemini.reasoning_field, gemini.reasoning_back) == ("extra_content", True)
     vllm = dialect("openai", "http://127.0.0.1:8000/v1", "llama")
     assert (vllm.image_input, vllm.file_input, vllm.reasoning_back) == (True, False, False)
 

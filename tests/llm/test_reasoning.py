@@ -169,6 +169,28 @@ def test_details_are_merged_by_index_and_go_back_as_they_came(turn):
 
 
 @pytest.mark.parametrize("provider", ["openai"], indirect=True)
+def test_signatures_of_calls_go_back_with_their_calls(turn):
+    """Gemini refuses a turn whose first call has none."""
+    dialect = {"dialect": {"reasoningBack": True, "reasoningField": "extra_content"}}
+    signed = {"extra_content": {"google": {"thought_signature": SIGNATURE}}}
+    unsigned = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+    function = {"name": "calculate", "arguments": "{}"}
+    calls = [{"index": 0, "id": name, "function": function} for name in "abc"]
+    raw = data(
+        *[openai_delta(tool_calls=[call | extra]) for call, extra in zip(calls, (signed, {}, signed), strict=True)]
+    )
+    heard = turn("x", raw=[*raw, *data(*OPENAI_END)], catalogue=dialect)
+
+    for origin, extras in (("same", [signed, {}, signed]), ("other", [unsigned, {}, {}])):
+        (_, assistant, *_) = next_body(replace(heard.turn, origin=origin), "openai", **dialect)["messages"]
+        sent = [
+            {"id": call["id"]} | {name: call[name] for name in signed if name in call}
+            for call in assistant["tool_calls"]
+        ]
+        assert sent == [{"id": name} | extra for name, extra in zip("abc", extras, strict=True)]
+
+
+@pytest.mark.parametrize("provider", ["openai"], indirect=True)
 def test_thinking_within_the_content_is_not_text(turn):
     def thinking(text: str) -> dict[str, Any]:
         return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
