@@ -1,5 +1,6 @@
-"""The same rows and the same cut always give the same messages. This module makes no query and does not decide what is
-left out.
+"""The transcript of a chat as messages for a model: earlier runs with calls and results, then the run's own turns. The
+same rows and the same cut always give the same messages. This module makes no query and does not decide what is left
+out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,8 @@
 """The guarded UPDATEs that every status change of runs, tool calls and waitpoints consists of, and the lock order.
 
-A webhook event only takes a share lock on its endpoint's key, so it may be written at any point. Row locks are FOR NO
-KEY UPDATE, so that inserts of rows that refer to a locked row do not wait.
+Only this module holds the key to the protected fields. Lock order: chat or user, run, account; several runs in the
+order of their ids. A webhook event only takes a share lock on its endpoint's key, so it may be written at any point.
+Row locks are FOR NO KEY UPDATE, so that inserts of rows that refer to a locked row do not wait.
 """
 
 import logging

@@ -13,17 +13,18 @@ VERSION = "2023-06-01"
 # The format allows no empty message and begins with a message of the user.
 NO_TEXT = "(no text)"
 THINKING = ("thinking", "redacted_thinking")
-# By ``reasoningEffort``. The provider refuses fewer than the smallest.
+# The budget of tokens for thinking, by ``reasoningEffort``. The provider refuses fewer than THINKING_TOKENS_MIN.
 THINKING_TOKENS_MIN = 1024
 THINKING_TOKENS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 32_768, "max": 65_536}
-# Of models that decide themselves how much they think; the others have the provider's names.
+# Names of efforts for models that decide themselves how much they think; the other names are the provider's own.
 EFFORTS = {"minimal": "low"}
 
 
 class AnthropicTurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         super().__init__(request, secrets)
-        # A call's input as the block's start has it: empty, or from some servers whole, with no part after it.
+        # A call's input in the start of its block: usually empty, but some servers send all of it there, with no part
+        # after it.
         self._inputs: dict[Any, str] = {}
         self._thinking: dict[Any, dict[str, Any]] = {}
 
@@ -59,7 +60,7 @@ class AnthropicTurn(TurnReader):
             self._inputs[index] = to_text(block["input"]) if block.get("input") else ""
             self.grow(self._inputs[index])
         elif block["type"] in THINKING:
-            # The start of a block can be empty: the answer has not begun.
+            # The start of a block can be empty; then the answer has not begun.
             self.grow(block.get("thinking") or block.get("data") or "", kept=len(to_text(block)))
             self._thinking[index] = dict(block)
             self.keep(self._thinking[index])
@@ -90,7 +91,9 @@ class AnthropicTurn(TurnReader):
         self.finish_detail = str((end.get("stop_details") or {}).get("explanation") or "")
 
     def _count(self, usage: dict[str, Any] | None) -> None:
-        """Tokens read from or written to a cache are input too."""
+        """The provider's ``input_tokens`` lack the tokens that are read from or written to a cache;
+        ours include them.
+        """
         if not usage:
             return
         self.count(
@@ -157,8 +160,8 @@ def _thinking(request: ModelRequest) -> dict[str, Any]:
 
 
 def _is_without_thinking(request: ModelRequest) -> bool:
-    """Whether the turn continues calls of another model: the provider refuses to think after a turn with calls that
-    does not begin with its own thinking.
+    """Whether the turn continues calls of another model. After a turn with calls, the provider refuses to think unless
+    that turn begins with the model's own thinking.
     """
     last = next((message for message in reversed(request.messages) if not isinstance(message, ToolMessage)), None)
     if not isinstance(last, AssistantMessage) or not last.tool_calls:
@@ -173,7 +176,7 @@ def _tools(request: ModelRequest) -> list[dict[str, Any]]:
     ]
     if tools:
         return tools
-    # A transcript with calls needs their tools, even if staff have disabled all of them since.
+    # A transcript with calls needs the definitions of their tools, even if staff have disabled all of them.
     earlier = (message for message in request.messages if isinstance(message, AssistantMessage))
     names = dict.fromkeys(wire_name(call.name) for message in earlier for call in message.tool_calls)
     schema = {"type": "object"}
@@ -181,8 +184,8 @@ def _tools(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def _add_breakpoints(values: dict[str, Any]) -> None:
-    """Mark where the provider's cache may end: after the tools, after the instructions, and after the last two steps,
-    of which the next request still has the first.
+    """Mark where the provider's cache may end: after the tools, after the instructions, and after each of the last two
+    steps. The next request still contains the first of these steps.
     """
     steps = [message["content"] for message in values["messages"] if message["role"] == "user"]
     for blocks in (values.get("tools"), values.get("system"), *steps[-2:]):
@@ -191,8 +194,8 @@ def _add_breakpoints(values: dict[str, Any]) -> None:
 
 
 def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn, the user first and last. Consecutive messages of one role become one.
-    Reasoning of ``origin`` goes back.
+    """Messages of user and assistant in turn; the first and the last one are the user's. Consecutive messages of one
+    role become one. Reasoning is sent back only to its ``origin``.
     """
     merged: list[dict[str, Any]] = []
     for message in transcript:

@@ -1,7 +1,7 @@
-"""The port between the engine and language models: the request of a turn, its events and its errors.
+"""The interface between the engine and language models: the request of a turn, its events and its errors.
 
-Adapters are beside this module, ``registry`` says which there are. Nothing here and no adapter blocks the event loop or
-touches the database.
+Adapters are beside this module; ``catalogue.providers`` lists them. Neither this module nor an adapter blocks the event
+loop or touches the database.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file of a user's message, or an image that a tool returned. For a turn, ``runs.llm.files`` adds ``text`` or
-    ``data`` (base64), or a ``note`` that says why the content is missing or incomplete. ``size_bytes`` is 0 if it is
-    not known, of an image.
+    """A file of a user's message, or an image that a tool returned. For a turn, ``runs.llm.files`` adds ``text``, or
+    ``data`` in base64, or a ``note`` that says why the content is missing or incomplete. ``size_bytes`` of an image is
+    0 if it is not known.
     """
 
     name: str
@@ -62,7 +62,7 @@ class AttachedFile:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """``is_note``: the service says it, in the middle of a run."""
+    """``is_note``: a message of the service itself, in the middle of a run."""
 
     text: str
     files: tuple[AttachedFile, ...] = ()
@@ -98,8 +98,8 @@ Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(slots=True)
 class Progress:
-    """How far the answer to a request is: ``usage`` says what was used so far, once an answer has begun: with its first
-    text, reasoning or call.
+    """How far the answer to a request is. ``usage`` returns what was used so far; it is None until the first text,
+    reasoning or call of an answer has come.
     """
 
     usage: Callable[[], Usage] | None = None
@@ -119,7 +119,7 @@ class ModelRequest:
     turn_index: int
     max_output_tokens: int
     instructions: str = ""
-    # Failed requests of this turn so far, over all models.
+    # The number of failed requests of this turn so far, over all models.
     failed_attempts: int = 0
     # Whether the answer is the summary of a chat, not a turn.
     summarises: bool = False
@@ -134,7 +134,7 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """A turn's token counts. ``cached_tokens`` and ``cache_write_tokens`` are parts of ``input_tokens``,
-    ``reasoning_tokens`` are part of ``output_tokens``. ``estimated``: the provider reported none.
+    ``reasoning_tokens`` are part of ``output_tokens``. ``estimated``: the provider did not report a count.
     """
 
     input_tokens: int
@@ -150,9 +150,9 @@ class TurnEnd:
     """The last event of a turn. ``finish_reason`` is ``stop``, ``length`` (the output limit was reached) or
     ``tool_calls``; ``reasoning`` is for ``AssistantMessage``.
 
-    A turn without text and calls is complete too: models end a conversation so after their last tool result, and the
-    same request has the same answer again. A refusal in the model's own words is text; an answer that the provider's
-    filter stopped is a ModelError.
+    A turn without text and calls is complete, too: models can end a conversation in this way after the last tool
+    result, and the same request would get the same answer. A refusal in the model's own words is text; an answer that
+    the provider's filter stopped is a ModelError.
     """
 
     usage: Usage
@@ -164,9 +164,10 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | TurnEnd
 
 
 class ModelError(Exception):
-    """The request failed. Callers read ``message``, which names no provider, setting or address.
+    """The request failed. Callers of the API see ``message``, which names no provider, setting or address.
 
-    ``detail`` is the provider's text for staff, without keys. ``retry_after``: seconds that the provider asked for.
+    ``detail`` is the provider's text for staff, without keys. ``retry_after``: the seconds that the provider asked to
+    wait.
     """
 
     def __init__(
@@ -190,12 +191,12 @@ class ModelError(Exception):
 
     @property
     def retried(self) -> bool:
-        """Whether the same model is asked again. Every 429 passes, whatever its reason."""
+        """Whether the same model may be asked again. This is true for every 429, whatever its reason."""
         return self.reason.retried or self.status == 429
 
 
 class ModelClient(Protocol):
-    """A client of one server for one event loop. It is made with the ``Server``."""
+    """A client of one server for one event loop. Its constructor takes the ``Server``."""
 
     # Whether the requests need the content of attached files.
     reads_files: bool
@@ -203,10 +204,10 @@ class ModelClient(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """The events of one turn, each as soon as it arrives. A ``TurnEnd`` is the last one of a complete turn.
 
-        Raises ModelError. A cancellation of the task that awaits it closes the connection at once.
+        Raises ModelError. If the awaiting task is cancelled, the connection is closed at once.
         """
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The most tokens that the provider will count for the request, as it says itself; None if it does not say. It
-        is asked only with the dialect's ``counts_tokens``.
+        """The most tokens that the provider will count for the request, by the provider's own count; None if it gives
+        none. Called only if the dialect has ``counts_tokens``.
         """

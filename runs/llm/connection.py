@@ -15,11 +15,11 @@ from runs.errors import FailureReason
 from runs.llm.base import ModelError
 
 CONNECT_SECONDS = 10.0
-# Shorter than that of servers (uvicorn: 5 s): a request on a connection that the server is closing is lost.
+# Shorter than the time of servers (uvicorn: 5 s): a request is lost if the server is closing its connection.
 KEEPALIVE_SECONDS = 4.0
-# The connection can be used again if the end of the body follows the last event within this time.
+# The connection is used again if the end of the body follows the last event within this time.
 DRAIN_SECONDS = 0.1
-# The time for the counts after the reason of an answer's end: some servers send them later.
+# The time for the counts of tokens after the reason of an answer's end: some servers send them later.
 COUNTS_SECONDS = 2.0
 
 # By event loop: connections belong to the loop that opened them.
@@ -49,17 +49,19 @@ async def aclose() -> None:
 
 
 class Deadlines:
-    """The limits of the whole turn, of the wait for each part, and of the wait after a complete answer."""
+    """The time limits of the whole turn, of the wait for each part, and of the wait after a complete answer."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + settings.MODEL_TIMEOUT_SECONDS
-        # What the answer has since ``_complete_at``.
+        # The last value of ``complete`` that ``next`` got.
         self._has: tuple[int, int | None] | None = None
         self._complete_at = 0.0
 
     async def limit(self, awaited: Awaitable[Any]) -> Any:
-        """Raises ModelError. A limit of each read alone would let a slow stream go on for ever."""
+        """Await within the limits. Raises ModelError. A limit of each read alone would let a slow stream continue for
+        ever.
+        """
         scope = asyncio.timeout_at(min(self._end, self._loop.time() + settings.MODEL_STALL_SECONDS))
         try:
             async with scope:
@@ -70,8 +72,9 @@ class Deadlines:
         raise ModelError(FailureReason.TIME_OUT if scope.when() == self._end else FailureReason.STALLED)
 
     async def next(self, chunks: AsyncIterator[bytes], complete: tuple[int, int | None] | None) -> bytes | None:
-        """The next chunk, or None at the end of the body. ``complete``: how many characters and counted tokens a
-        complete answer has. It also ends when nothing is added to it any more, or its connection breaks.
+        """The next chunk, or None at the end of the body. ``complete``: how many characters and counted output tokens a
+        complete answer has; None if the answer is not complete. A complete answer also ends if nothing is added to it
+        any more, or if the connection breaks.
         """
         chunk = anext(chunks, None)
         if complete is None:
@@ -87,7 +90,7 @@ class Deadlines:
             return None
 
     async def drain(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read to the end of the body, if it comes at once."""
+        """Read to the end of the body, if the end comes within DRAIN_SECONDS."""
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 async for _ in chunks:

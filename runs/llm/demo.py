@@ -46,12 +46,12 @@ REPLY = (
     'Lines that start with "/" are a script for me, for example: /say Good morning'
 )
 RESULT = "{result}"
-# A longer script is read by a thread.
+# Longer scripts are read on a thread.
 SHORT_SCRIPT_CHARS = 1000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
 WORDS = re.compile(r"\S+\s*|\s+")
-# Of each command what follows it, the limits of the numbers in that, and how many texts may stand after them.
+# By command: what follows it, the limits of each number there, and how many texts may follow the numbers.
 COMMANDS: dict[str, tuple[str, tuple[tuple[int, int], ...], range]] = {
     "/ask": ("QUESTION", (), range(1, 2)),
     "/call": ("TOOL {json}", (), range(1, 2)),
@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, tuple[tuple[int, int], ...], range]] = {
     "/wait": ("SECONDS", ((0, 600),), range(1)),
 }
 DIGITS, DIGITS_MAX = frozenset("0123456789."), 20
-# A summary keeps the lines with this word; the beginnings of others have so many characters.
+# A summary keeps lines with this word in full; other lines are cut to this number of characters.
 REMEMBER = "remember"
 SUMMARY_LINE_CHARS = 60
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
@@ -183,7 +183,7 @@ class _Output:
             yield self._delta("\n")
         self.lines += 1
         if self.result is not None:
-            # Before the replacement: many placeholders and a long result would fill the memory.
+            # Checked before the replacement: many placeholders and a long result would fill the memory.
             self._check_room(len(text) + text.count(RESULT) * (len(self.result) - len(RESULT)))
             text = text.replace(RESULT, self.result)
         for index, word in enumerate(WORDS.finditer(text)):
@@ -229,7 +229,7 @@ class _Output:
 
 
 def _summary(request: ModelRequest) -> str:
-    """The lines with "remember" word by word, then the beginnings of the others, as far as there is room."""
+    """The lines with "remember" in full, then the beginnings of the other lines, as far as there is room."""
     texts = [message.text for message in request.messages if isinstance(message, UserMessage)]
     lines = [line for text in texts for line in text.split("\n") if line.strip() and not line.endswith(":")]
     kept = [line for line in lines if REMEMBER in line.lower()]

@@ -1,8 +1,8 @@
 """Reads the files attached to users' messages, and the images that tools returned, for a model: on a thread, for one
 turn, within limits.
 
-A run's journal holds only their names, so that runs that wait for their tools keep no file in memory. A user has a
-share of the threads and of the memory, so that slow or huge files delay only the runs of their own user.
+A run's journal holds only the files' names, so that runs that wait for their tools keep no file in memory. Each user
+has a share of the threads and of the memory, so that slow or huge files delay only runs of the same user.
 """
 
 import base64
@@ -34,7 +34,8 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with the content of its files, whose bytes count in ``memory`` until the context ends.
+    """The request with the content of its files, whose bytes count in ``memory`` until the context ends. Raises
+    Unavailable if the storage does not answer in time.
 
     Raises Unavailable if the storage does not answer in time.
     """
@@ -49,9 +50,9 @@ async def with_files(
 
 
 def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
-    """The messages with the content of their files that the model accepts, those of the newest message first, up to
-    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES. Each other file has a note. Blocks for
-    ATTACHMENT_READ_SECONDS and one time-out of the storage at most.
+    """The messages with the content of the files that the model accepts. The newest message's files come first, up to
+    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES; each other file gets a note. Blocks for at most
+    ATTACHMENT_READ_SECONDS plus one time-out of the storage.
     """
     reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
     of_users, of_tools = accepted_types(dialect)
@@ -65,7 +66,7 @@ def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message
 
 
 def accepted_types(dialect: Dialect) -> tuple[frozenset[str], frozenset[str]]:
-    """The types of files that are sent as they are: of users, and of tools."""
+    """The types of files that are sent unchanged: for files of users, and for files of tools."""
     images = IMAGE_TYPES if dialect.image_input else frozenset()
     return images | FILE_TYPES if dialect.file_input else images, images if dialect.tool_images else frozenset()
 
@@ -78,7 +79,7 @@ class FileReader:
         self.end = time.monotonic() + ATTACHMENT_READ_SECONDS
 
     def read(self, file: AttachedFile, accepted: frozenset[str]) -> AttachedFile:
-        """The file with its content, if it is text or of one of the types that the model accepts, else with a note."""
+        """The file with its content, if it is text or has one of the ``accepted`` types; otherwise with a note."""
         try:
             if is_text(file.content_type):
                 return self._text(file)
@@ -91,7 +92,7 @@ class FileReader:
     def _text(self, file: AttachedFile) -> AttachedFile:
         if not self.characters:
             return replace(file, note="there is no more room for its content")
-        # Without a character that the limit divides.
+        # Without the bytes of a character that the limit cuts.
         whole = self._content(file, self.characters * BYTES_PER_CHAR_MAX + 1).decode(errors="ignore")
         text = whole[: self.characters]
         self.characters -= len(text)

@@ -37,21 +37,23 @@ from runs.llm.refusals import redacted, refused, stopped
 from runs.llm.wire import SseDecoder, clean_json, join_surrogates, our_names, read_event
 from runs.tokens import TextSize
 
-# Of a chunk, which can hold tens of thousands of tiny events, before the other runs of the event loop continue.
+# The bytes of a chunk that are read before other runs of the event loop continue: a chunk can hold tens of thousands of
+# tiny events.
 BYTES_AT_ONCE = 8 * 1024
-# Without those that add to the answer: pings, and reasoning that is not recorded.
+# The most events that add nothing to the answer, such as pings, and reasoning that is not recorded.
 EVENTS_MAX = 200_000
 ERROR_BODY_MAX_BYTES = 16 * 1024
 # The status is known before the body, which only explains it.
 ERROR_BODY_SECONDS = 5.0
 DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
 COUNT_SECONDS = 5.0
-# A provider's count before a request may be a little lower than its count after it: one part in so many is added.
+# A provider's count before a request may be slightly lower than its count after it, so one token for each COUNT_MARGIN
+# is added.
 COUNT_MARGIN = 50
 STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
-# What an adapter meets in an answer that is not as its protocol says.
+# The exceptions of an adapter for an answer that does not follow its protocol.
 NOT_VALID = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
 
 
@@ -69,15 +71,15 @@ class TurnReader(ABC):
         self.request = request
         self.secrets = secrets
         self.ended = False
-        # As the provider says it; see ``LENGTH``, ``FILTERED`` and ``BROKEN``.
+        # The provider's reason of the end; see ``LENGTH``, ``FILTERED`` and ``BROKEN``.
         self.finish_reason: str | None = None
-        # Why, for staff.
+        # The provider's text about the reason, for staff.
         self.finish_detail = ""
         # The counts that the provider has reported, by the names of ``Usage``.
         self.counts = Counter[str]()
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[Call] = []
-        # By what the provider tells them apart.
+        # The calls by the key with which the provider distinguishes them.
         self.calls: dict[Any, Any] = {}
         self._characters = 0
         self._size = TextSize()
@@ -107,8 +109,8 @@ class TurnReader(ABC):
         return self.read(document)
 
     def text(self, part: str) -> str:
-        """The text to pass on, counted for the places of what ``keep`` records. The first half of a surrogate pair
-        waits for the second.
+        """The text to pass on. It counts for the positions that ``keep`` records. The first half of a surrogate pair
+        waits for the second half.
         """
         self.grow(part)
         part = self._half + part
@@ -125,14 +127,14 @@ class TurnReader(ABC):
             self.finish_reason = reason.partition(":")[0].lower()
 
     def keep(self, item: dict[str, Any]) -> None:
-        """Record an item of reasoning with its place in the turn: after so many characters of text and so many calls.
-        ``runs.llm.wire.in_order`` puts it back there.
+        """Record an item of reasoning with its position in the turn: the numbers of characters of text and of calls
+        before it. ``runs.llm.wire.in_order`` puts it back there.
         """
         if self.request.model.dialect.reasoning_back:
             self.reasoning.append({"item": item, "characters": self._passed_on, "calls": len(self._calls)})
 
     def begin_call(self, call_id: str, name: str) -> Call:
-        """Raises TypeError for values that are not strings, as ``add_arguments`` does."""
+        """Raises TypeError for values that are not strings; so does ``add_arguments``."""
         most = base.TOOL_CALLS_PER_TURN_MAX
         if len(self._calls) >= most:
             raise ModelError(FailureReason.ANSWER_TOO_LONG, f"The model called more than {most} tools in one turn.")
@@ -146,7 +148,7 @@ class TurnReader(ABC):
             call.arguments.append(part)
 
     def count(self, **reported: Any) -> None:
-        """Note valid counts that are larger than before: they are cumulative, and some servers repeat them as 0."""
+        """Record valid counts that are larger than before: counts are cumulative, but some servers later send 0."""
         for name, value in reported.items():
             if type(value) is int and 0 <= value <= TOKENS_MAX:
                 self.counts[name] = max(value, self.counts[name])
@@ -156,19 +158,20 @@ class TurnReader(ABC):
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
 
     def complete(self) -> tuple[int, int | None] | None:
-        """How many characters and counted tokens a complete answer has. After the reason of its end only counts can
-        follow, and not every server says or shows that nothing does. An end without a reason completes what has begun.
+        """How many characters and counted output tokens a complete answer has; None if it is not complete. It is
+        complete when its reason has come: only counts can follow, and not every server shows that none will. An end
+        without a reason completes an answer that has begun.
         """
         is_complete = self.finish_reason is not None or (self.ended and self.has_begun)
         return (self._characters, self.counts.get("output_tokens")) if is_complete else None
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of the answer has come; an event without one costs nothing."""
+        """Whether a part of the answer has come. Events without a part cost nothing."""
         return bool(self._size.bytes or self._calls)
 
     def grow(self, text: str, kept: int = 0) -> None:
-        """Count a text of the answer, also of its reasoning, and the characters of what is kept with it."""
+        """Count a text of the answer or of its reasoning, and ``kept`` characters that are stored with it."""
         self._size.add(text)
         self._characters += len(text) + kept
         if self._characters > base.MODEL_OUTPUT_MAX_CHARS:
@@ -206,7 +209,7 @@ class TurnReader(ABC):
                 raise ModelError(FailureReason.MALFORMED_ANSWER, detail="A tool call has no name.")
             call_id = join_surrogates(call.id)[:TOOL_CALL_ID_MAX_CHARS]
             if not call_id or call_id in used_ids:
-                # Some servers send no ids, or count from 0 in every turn. A result must name its call.
+                # Some servers send no ids, or count from 0 in every turn, but a result must identify its call.
                 new_ids = (f"call_{self.request.turn_index}_{number}" for number in itertools.count(index))
                 call_id = next(new_id for new_id in new_ids if new_id not in used_ids)
             used_ids.add(call_id)
@@ -214,8 +217,8 @@ class TurnReader(ABC):
             yield ToolCall(call_id, name, arguments)
 
     def _usage(self) -> Usage:
-        """The reported counts. Some servers report none, and some report 0: those are estimated. An empty answer may
-        have 0 tokens.
+        """The reported counts. Counts that are missing or 0 are estimated, except that an empty answer may have 0
+        tokens.
         """
         counts = self.counts
         input_tokens = counts["input_tokens"] or estimated_tokens(self.request)
@@ -233,7 +236,7 @@ class TurnReader(ABC):
         )
 
     def partial_usage(self) -> Usage:
-        """What was used so far. A provider may have counted its output only up to now, or not at all."""
+        """What was used so far. The provider may have counted only a part of the output, or none of it."""
         usage = self._usage()
         return replace(usage, output_tokens=max(usage.output_tokens, self._size.tokens))
 
@@ -242,7 +245,7 @@ class HttpModel(ABC):
     """``ModelClient`` of a server behind HTTP."""
 
     path: ClassVar[str]
-    # Where the provider counts the tokens of a request, and the fields of a request that it knows there.
+    # The path at which the provider counts the tokens of a request, and the fields of a request that are sent there.
     count_path: ClassVar[str] = ""
     counted_fields: ClassVar[tuple[str, ...]] = ()
     reader: ClassVar[type[TurnReader]]
@@ -302,7 +305,8 @@ class HttpModel(ABC):
                 async for text in self._texts(response, reader, deadlines):
                     yield TextDelta(text)
                 if reader.ended:
-                    # At its end, the connection can be used again. Before the last event, after which nobody listens.
+                    # A connection that was read to its end can be used again. This is done before the last event,
+                    # because the caller stops reading after that.
                     await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event
@@ -319,8 +323,8 @@ class HttpModel(ABC):
     async def _texts(
         self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
-        """The texts of the answer as they arrive. Some servers answer a whole document instead of a stream, whatever
-        type they name.
+        """The texts of the answer as they arrive. Some servers send a whole document instead of a stream, whatever
+        their Content-Type says.
         """
         decoder, document = SseDecoder(), bytearray()
         allowance = allowance_of(response.connection.transport if response.connection else None)
@@ -347,7 +351,7 @@ class HttpModel(ABC):
                         reader.ended = reader.ended or data == b"[DONE]"
                         texts.append("" if reader.ended else self._read(reader, reader.read, data))
                 except ModelError as error:
-                    failed = error  # after the texts before it
+                    failed = error  # raised after the texts before it are yielded
                 if text := "".join(texts):
                     yield text
                 if failed is not None:
@@ -374,14 +378,14 @@ class HttpModel(ABC):
 def _check_is_stream(response: aiohttp.ClientResponse) -> None:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is compressed.")
-    # aiohttp's ``content_type`` takes minutes for a hostile one.
+    # aiohttp's ``content_type`` takes minutes for a hostile header.
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind.count("/") == 1 and kind not in STREAM_TYPES:
         raise ModelError(FailureReason.NOT_A_STREAM, detail=f"The answer is {kind}.", status=200)
 
 
 async def _error_body(response: aiohttp.ClientResponse) -> bytes:
-    """The first bytes of the body, as far as they come within ERROR_BODY_SECONDS."""
+    """The first bytes of the body, as far as they arrive within ERROR_BODY_SECONDS."""
     body = bytearray()
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(ERROR_BODY_SECONDS):
@@ -393,5 +397,5 @@ async def _error_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _failed(reason: FailureReason, error: Exception) -> ModelError:
-    """Without the texts of the exceptions, which hold addresses and headers."""
+    """The texts of the exceptions are left out, because they contain addresses and headers."""
     return ModelError(reason, detail=type(error).__name__)

@@ -1,7 +1,8 @@
 """A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users.
 
-Each process says at intervals what it holds and for whom it waits, and gets what it may begin (``share_out``). It says
-absolute numbers, so a lost answer is corrected by what it says next. The document of a provider is a row.
+At intervals, each process reports which places it holds and for which users it waits, and gets the requests that it may
+begin (``share_out``). It reports absolute numbers, so the next report corrects a lost answer. The state of a provider
+is a document in one row.
 """
 
 from collections import Counter, deque
@@ -21,8 +22,8 @@ MODEL_PLACES_POLL_SECONDS = 0.1
 
 # Requests are counted by the second in which they begin.
 WINDOW_SECONDS = 60
-# What a process says of its waiting requests is valid for this many polls: a place that is kept for a lost process
-# would be unused.
+# A process's report of its waiting requests is valid for this many polls: a place that is kept for a lost process stays
+# unused.
 VALID_POLLS = 10
 
 Document = dict[str, Any]
@@ -31,7 +32,7 @@ Granted = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a process says: the requests that it makes at present, and those that wait by their user's id."""
+    """A process's report: the number of requests that it makes now, and the number that wait, by user id."""
 
     process: str
     working: int
@@ -39,10 +40,10 @@ class Demand:
 
 
 def share_out(document: Document, server: Server, demand: Demand, now: float) -> tuple[Document, Granted]:
-    """The next document, and the requests of ``demand`` that may begin, by user.
+    """The next document, and the number of requests of ``demand`` that may begin, by user.
 
-    Free places go to one user after another. A place whose turn is a user's who waits in another process is left for
-    that process, which asks soon.
+    Free places go to one user after another. If the next user waits in another process, the place is left for that
+    process, which asks soon.
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(demand.process, None)
@@ -68,7 +69,7 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
         if waiting[user]:
             waiting[user] -= 1
             granted[user] += 1
-            line[user] = line.pop(user)  # behind the others
+            line[user] = line.pop(user)  # the user goes to the end of the line
         if wanted[user]:
             turns.append(user)
     if granted:
@@ -86,7 +87,7 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
 
 @transaction.atomic
 def take(server: Server, demand: Demand) -> Granted:
-    """The requests that may begin, by user."""
+    """The number of requests that may begin, by user."""
     row, _ = ProviderUse.objects.select_for_update(no_key=True).get_or_create(provider=server.name)
     document, granted = share_out(row.document, server, demand, clock.now().timestamp())
     ProviderUse.objects.filter(pk=row.pk).update(document=document)

@@ -1,6 +1,6 @@
-"""The one measure of what a request sends to its model. The bound that credits are held for, the estimate that is
-charged if the provider does not count, and the size that the window is filled by all follow from it, so that they
-cannot drift apart.
+"""The only measure of what a request sends to its model. Three values follow from it, so that they always agree: the
+bound that credits are held for, the estimate that is charged if the provider does not count, and the size that fills
+the window.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from runs.tokens import TextSize
 # The most that formats and providers add around a request, and around each message, call, tool and file.
 REQUEST_TOKENS = 1000
 ITEM_TOKENS = 120
-# What a message, call or tool takes in a window beside its text.
+# The bytes that a message, call or tool takes in a window beside its text.
 PART_BYTES = 32
-# Of what the window is filled by.
+# For the size that fills the window.
 BYTES_PER_TOKEN = 3
-# About what files have that are not text.
+# Estimated tokens of files that are not text.
 IMAGE_TOKENS = 1500
 DOCUMENT_TOKENS_MAX = 50_000
 # The most tokens that a provider counts for one image; credits are held for them.
@@ -38,10 +38,10 @@ EXPONENT = re.compile("[0-9][eE]")
 
 @dataclass(slots=True)
 class Size:
-    """The size of a request, or of parts of one. ``added`` are the most tokens that formats and providers add to the
-    text; ``files`` the most, and ``likely_files`` about the tokens of images and documents. ``beginnings``: what the
-    request begins with, first its instructions and tools and then each message more, as digests, with the most tokens
-    of each.
+    """The size of a request, or of parts of one. ``added``: the most tokens that formats and providers add to the text.
+    ``files``: the most tokens of images and documents; ``likely_files``: their estimated tokens. ``beginnings``: the
+    request's beginnings as (digest, most tokens); the first one has the instructions and tools, each further one also
+    the next message.
     """
 
     text: TextSize = field(default_factory=TextSize)
@@ -53,27 +53,27 @@ class Size:
 
     @property
     def most(self) -> int:
-        """An upper bound of the tokens: a token is at least one byte."""
+        """An upper bound of the tokens: a token has at least one byte."""
         return REQUEST_TOKENS + self.text.bytes + self.added + self.files
 
     @property
     def tokens(self) -> int:
-        """About the tokens."""
+        """The estimated tokens."""
         return self.text.tokens + self.likely_files
 
     @property
     def bytes(self) -> int:
-        """About the bytes that it takes in a window."""
+        """About the bytes that the request takes in a window."""
         return self.text.bytes + PART_BYTES * self.parts + BYTES_PER_TOKEN * self.likely_files
 
     def add_fixed(self, instructions: str, tools: Iterable[ToolSpec]) -> None:
-        """Add what each request of a run begins with."""
+        """Add the instructions and tools, with which each request of a run begins."""
         self._part(instructions)
         for tool in tools:
             self._part(to_text([tool.name, tool.description, tool.input_schema]))
 
     def add_message(self, message: Message, origin: str | None = None) -> None:
-        """Add a message without its files, with the reasoning of ``origin`` only."""
+        """Add a message without its files. Reasoning counts if it is of ``origin``, or if ``origin`` is None."""
         if isinstance(message, ToolMessage):
             self._part(message.content)
             return
@@ -105,14 +105,14 @@ class Size:
         self._part(call.name)
         self.text.add(call.arguments)
         # The name counts twice, because a format can also need the tool's definition. Malformed arguments are sent as
-        # an escaped text within an object, and a number such as 1E15 with all its digits.
+        # escaped text in an object, and a number such as 1E15 is sent with all its digits.
         sent = _bytes(arguments_object(call.arguments)) if EXPONENT.search(call.arguments) else 0
         self.added += ITEM_TOKENS + _bytes(call.name) + max(_bytes(call.arguments), sent)
         self.added -= len(call.arguments.encode())
 
 
 def measure(request: ModelRequest) -> Size:
-    """What a request with the content of its files sends."""
+    """The size of a request, whose files must have their content."""
     size, model = Size(), request.model
     reads_all = not KINDS[model.server.kind].is_offline
     digest = hashlib.blake2b(digest_size=16)
@@ -136,7 +136,9 @@ def measure(request: ModelRequest) -> Size:
 
 
 def _identity(message: Message) -> str:
-    """Different texts for messages that are sent differently. A stored file never changes."""
+    """A text that differs for messages that are sent differently. Files count by name, because a stored file never
+    changes.
+    """
     if isinstance(message, AssistantMessage) or not message.files:
         return repr(message)
     files = [(file.stored_name, file.name, file.note, len(file.text or ""), bool(file.data)) for file in message.files]
@@ -144,8 +146,9 @@ def _identity(message: Message) -> str:
 
 
 def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None, size: Size | None = None) -> int:
-    """The most tokens that the provider will count. ``counted``: what it has counted for requests that begin with, or
-    are, what a digest stands for; only what follows is bounded by its bytes. No request is larger than the window.
+    """The most tokens that the provider will count. ``counted``: the provider's counts of requests or beginnings, by
+    digest; if a beginning is counted, only what follows it is bounded by its bytes. No request is larger than the
+    window.
     """
     size, counted = size or measure(request), counted or {}
     if KINDS[request.model.server.kind].is_offline:
@@ -155,12 +158,12 @@ def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None,
 
 
 def estimated_tokens(request: ModelRequest) -> int:
-    """About the tokens that the provider will count."""
+    """The estimated number of tokens that the provider will count."""
     return min(measure(request).tokens, request.model.context_tokens)
 
 
 def message_bytes(message: Message) -> int:
-    """About the bytes of a message in a window, with the images of a tool, and without the files of a user."""
+    """About the bytes of a message in a window: with a tool's images, without a user's files."""
     size = Size()
     size.add_message(message)
     if isinstance(message, ToolMessage):
@@ -169,14 +172,14 @@ def message_bytes(message: Message) -> int:
 
 
 def fixed_bytes(instructions: str, tools: Iterable[ToolSpec]) -> int:
-    """About the bytes in a window of what each request of a run begins with."""
+    """About the bytes that the instructions and tools take in a window."""
     size = Size()
     size.add_fixed(instructions, tools)
     return size.bytes
 
 
 def files_bytes(files: Iterable[AttachedFile], dialect: Dialect) -> int:
-    """About the bytes in a window of users' files whose content is not read yet."""
+    """About the bytes that users' files take in a window, before their content is read."""
     size, characters = Size(), 0
     of_users, _ = accepted_types(dialect)
     for file in files:

@@ -17,7 +17,7 @@ from runs.llm.wire import (
     wire_name,
 )
 
-# What servers call a reasoning text. The first is the profile's name for both: vLLM renamed the field.
+# The names of reasoning texts. The first one in a dialect means both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")
 # The texts of an item of ``reasoning_details``, which arrive in parts.
 DETAIL_TEXTS = ("text", "summary")
@@ -68,14 +68,16 @@ class OpenAITurn(TurnReader):
         return self.text(content + (message.get("refusal") or ""))
 
     def _read_part(self, part: dict[str, Any]) -> str:
-        """A part of a content that is a list: text, or the model's thinking (Mistral)."""
+        """Read one part of a content that is a list: text, or the model's thinking (Mistral)."""
         if part.get("type") == "thinking":
             self._reason("content", [part])
             return ""
         return part.get("text") or part.get("refusal") or ""
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
-        """Record reasoning as ``{"field", "value"}``, which goes back in that field: a text, or a list of items."""
+        """Record reasoning as ``{"field", "value"}``, and send it back in that field. The value is a text or a list of
+        items.
+        """
         self.grow(value if isinstance(value, str) else to_text(value))
         if not self.request.model.dialect.reasoning_back:
             return
@@ -89,9 +91,7 @@ class OpenAITurn(TurnReader):
                 _add_item(last["value"], item)
 
     def _read_call(self, part: dict[str, Any]) -> None:
-        """The index tells calls apart; for servers that omit it or always send 0, a new id does, and without ids a name
-        after a whole call.
-        """
+        """The index distinguishes calls. Some servers omit it or always send 0; then a new id begins a new call."""
         function = part.get("function") or {}
         call_id, index, name = part.get("id") or "", part.get("index"), function.get("name") or ""
         call = self.calls.get(index) if index is not None else None if call_id else self._last
@@ -113,12 +113,12 @@ def _is_whole(call: Call) -> bool:
 
 
 def _add_item(items: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Add a part of a list of reasoning. A part with the type and the index of the last item belongs to it: its texts
-    are appended, and its other fields (a signature comes last) are set.
+    """Add a part of a list of reasoning. A part with the type and the index of the last item belongs to that item: its
+    texts are appended, its other fields (a signature comes last) are set.
     """
     last = items[-1] if items else None
     same = last is not None and all(last.get(name) == part.get(name) for name in ("type", "index"))
-    if last is None or not same or "data" in part:  # encrypted data comes whole
+    if last is None or not same or "data" in part:  # encrypted data is never split
         items.append(dict(part))
         return
     for name, value in part.items():
@@ -203,7 +203,7 @@ def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect)
     if not dialect.reasoning_back:
         return values
     if message.tool_calls and dialect.reasoning_field == REASONING_TEXT[0]:
-        # DeepSeek refuses a turn with calls that has none, also if another model made the calls.
+        # DeepSeek refuses a turn with calls but without this field, also if another model made the calls.
         values[REASONING_TEXT[0]] = ""
     extra: dict[int, Any] = {0: NO_SIGNATURE}
     for item in message.reasoning if message.origin == origin else ():

@@ -36,14 +36,14 @@ from runs.llm.wire import (
 )
 
 ENCRYPTED = "reasoning.encrypted_content"
-# Names of OpenAI's models that do not reason. They refuse to include encrypted reasoning.
+# Names of OpenAI's models that do not reason: they refuse the request to include encrypted reasoning.
 PLAIN_MODEL = re.compile(r"(?:^|/)(?:gpt-[34]|chatgpt|gpt-[5-9][\d.]*-chat)")
-# What a server says that does so under any other name.
+# The text of that refusal, by which models with other names are recognised.
 REFUSES_ENCRYPTED = re.compile("encrypted|include", re.IGNORECASE)
 
 
 class ResponsesTurn(TurnReader):
-    # A call's arguments come in parts, and whole at the end.
+    # A call's arguments come in parts, and then once more as a whole.
     def read(self, event: dict[str, Any]) -> str:
         match event.get("type"):
             case "response.output_text.delta" | "response.refusal.delta":
@@ -82,7 +82,7 @@ class ResponsesTurn(TurnReader):
 
     def _finish_item(self, index: Any, item: dict[str, Any]) -> None:
         if item["type"] == "reasoning":
-            # ``status`` is not accepted back, and without the encrypted content the item means nothing.
+            # The provider does not accept ``status`` back. Without its encrypted content, the item is of no use.
             if item.get("encrypted_content"):
                 self.grow(to_text(item))
                 self.keep({name: value for name, value in item.items() if name != "status" and value is not None})
@@ -115,7 +115,7 @@ class ResponsesTurn(TurnReader):
         self.ended = True
 
     def _was_cut(self) -> bool:
-        """Whether an answer that is said to be completed reached the output limit: llama.cpp does not say so."""
+        """Whether an answer with the status "completed" reached the output limit: llama.cpp does not report that."""
         if self.counts["output_tokens"] < self.request.max_output_tokens:
             return False
         last = self._calls[-1] if self._calls else None
@@ -123,7 +123,9 @@ class ResponsesTurn(TurnReader):
 
 
 def _index(event: dict[str, Any]) -> Any:
-    """The index of an event's output item, or its id: llama.cpp sends no index, and calls have ``call_id`` only."""
+    """The index of an event's output item, or the item's id: llama.cpp sends no index, and its calls have only a
+    ``call_id``.
+    """
     item = event.get("item") or {}
     return event.get("output_index", event.get("item_id") or item.get("id") or item.get("call_id"))
 
@@ -136,7 +138,8 @@ class ResponsesModel(HttpModel):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        # The models that have refused to include encrypted reasoning: behind Azure and proxies, names say nothing.
+        # The models that have refused to include encrypted reasoning: behind Azure and proxies, a model's name does not
+        # show it.
         self.plain_models: set[str] = set()
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:

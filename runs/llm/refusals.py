@@ -13,7 +13,7 @@ from runs.llm.base import ModelError
 from runs.tools.base import clean_text, shorten, without_secrets
 
 DETAIL_MAX_CHARS = 300
-# Of a provider's message: an error event can be as long as any other.
+# The characters of a provider's message that are searched: an error event can be as long as other events.
 MESSAGE_MAX_CHARS = 16 * 1024
 LOCATION_MAX_PARTS = 10
 TRANSIENT = {408, 409, 425}
@@ -25,7 +25,7 @@ BY_STATUS = {
     413: FailureReason.CONTEXT_TOO_LONG,
     429: FailureReason.PROVIDER_RATE_LIMITED,
 }
-# What servers say, in lower case, of a request that has more tokens than the model's window.
+# Words of servers, in lower case, about a request that has more tokens than the model's window.
 TOO_LONG = (
     "context_length_exceeded",  # OpenAI, Azure, Groq
     "exceed_context_size",  # llama.cpp
@@ -62,7 +62,7 @@ FILTERED = (
     "bio_policy",
     "was flagged",
 )
-# What servers say with another status than 404.
+# Words of servers about an unknown model, with another status than 404.
 UNKNOWN_MODEL = (
     "model_not_found",  # OpenAI, Groq
     "invalid model name",  # LiteLLM
@@ -71,13 +71,13 @@ UNKNOWN_MODEL = (
     "invalid model:",  # Mistral
     "model identifier is invalid",  # Bedrock
 )
-# Not "billing" alone: messages name tools of the caller.
+# Not only "billing": a message can name a tool of the caller.
 NO_QUOTA = (
     *("insufficient_quota", "credit balance", "insufficient balance", "insufficient credits"),
     *("billing_error", "billing_not_active", "billing_hard_limit", "billing hard limit"),
     *("billing details", "enable billing", "billing to be enabled"),
 )
-# The types and codes of errors within a stream.
+# Parts of the types and codes of errors within a stream.
 BY_TYPE = (
     ("rate_limit", FailureReason.PROVIDER_RATE_LIMITED),
     ("authentication", FailureReason.PROVIDER_UNAUTHORIZED),
@@ -85,14 +85,14 @@ BY_TYPE = (
     ("not_found", FailureReason.MODEL_UNKNOWN),
     ("invalid", FailureReason.REQUEST_REFUSED),
 )
-# A key of a known form, one with stars in its middle, and the password of an address.
+# A key in a known format, a key with stars in its middle, or the password in an address.
 KEY_LIKE = re.compile(
     r"(?<![\w.\-])(?:[\w.\-]*+\*{3,}[\w*.\-]*|(?:g?sk|pk|xai|key)[-_][\w.\-]{6,})|Bearer \S+|//[^/\s@]*@"
 )
 
 
 def refused(status: int, body: bytes, headers: Mapping[str, str], secrets: Collection[str]) -> ModelError:
-    """The error for an answer with another status than 200."""
+    """The error for an answer whose status is not 200."""
     document: Any = None
     # Some servers send the error as the first event of a stream.
     event = next((line[5:] for line in body.splitlines() if line.startswith(b"data:")), body)
@@ -117,7 +117,7 @@ def _refused(status: int, document: Any, headers: Mapping[str, str], secrets: Co
 
 
 def stopped(document: Any, secrets: Collection[str]) -> ModelError:
-    """The error for an error event within a stream, or for a document that is one."""
+    """The error for an error event within a stream, or for a document with an error."""
     code, kind = _words(document)
     if re.fullmatch("[45][0-9][0-9]", code):
         return _refused(int(code), document, {}, secrets)
@@ -142,7 +142,9 @@ def _words(document: Any) -> tuple[str, str]:
 
 
 def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | None:
-    """What the words say. The words of a rate limit (429) may be about the size of a request."""
+    """The reason by the error's words, or None. For a rate limit (429), words about size are ignored: they can be about
+    the limit.
+    """
     words = " ".join([text, *_words(document)]).lower()
     if status < 500 and any(sign in words for sign in NO_QUOTA):
         return FailureReason.PROVIDER_QUOTA_EXCEEDED
@@ -156,8 +158,8 @@ def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | Non
 
 
 def _text_of(value: Any, depth: int = 0) -> str:
-    """The provider's message in the known shapes: a text, a list with a first error, or an object with ``error``,
-    ``message``, ``detail`` or ``msg``, which has one of these shapes again.
+    """The provider's message in the known shapes: a text, a list whose first item is an error, or an object with
+    ``error``, ``message``, ``detail``, ``msg`` or ``errors``, which has one of these shapes again.
     """
     if isinstance(value, str):
         return value

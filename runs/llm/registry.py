@@ -1,7 +1,7 @@
-"""Each event loop's clients of the model servers, and what staff ask of a server to see that it is set up: the names of
-its models, and the answer of a model to one tiny request.
+"""Each event loop's clients of the model servers, and the two requests by which staff check a server: the names of its
+models, and a model's answer to a tiny request.
 
-An adapter is imported at its first use, so that a web process never loads one.
+An adapter is imported at its first use, so that web processes do not load any.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, Turn
 from runs.llm.refusals import refused
 
 QUESTION = "Answer with the word OK."
-# The fewest that every provider accepts.
+# The smallest output limit that every provider accepts.
 OUTPUT_TOKENS = 16
 TEXT_MAX_CHARS = 500
-# Of the list of a server's models, of which staff see the first names.
+# Limits of the list of a server's models: its bytes, and the names that staff see.
 LIST_MAX_BYTES = 4 * 1024 * 1024
 NAMES_MAX, NAME_MAX_CHARS = 500, 200
 
@@ -60,7 +60,7 @@ def preload() -> None:
 
 async def aclose_all() -> None:
     """Close the running loop's connections. A later request opens new ones."""
-    # Only a process that asks models needs aiohttp.
+    # Imported here, because only processes that ask models need aiohttp.
     from runs.llm import connection
 
     _clients.pop(asyncio.get_running_loop(), None)
@@ -109,7 +109,7 @@ def models_of(server: Server) -> list[str]:
 
 
 async def _list_of(server: Server, path: str) -> bytes:
-    client: Any = client_for(server)  # of HTTP
+    client: Any = client_for(server)  # every kind with a ``models_path`` is an HttpModel
     try:
         answer = await outbound.asend(
             "GET",
@@ -131,7 +131,7 @@ async def _list_of(server: Server, path: str) -> bytes:
 
 
 def names_in(body: bytes) -> list[str]:
-    """Computes too long for an event loop. Raises ModelError."""
+    """The names in a list of models, sorted. Takes too long for an event loop. Raises ModelError."""
     try:
         names = [item["id"] + "" for item in from_text(body)["data"]]
     except (ValueError, ArithmeticError, TypeError, LookupError, RecursionError):

@@ -1,4 +1,4 @@
-"""When which model is asked again after a request failed. Decides only; the engine records the decision and waits."""
+"""Decides which model is asked after a failed request, and when. The engine records the decision and waits."""
 
 import random
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from django.conf import settings
 
 from runs.llm.base import ModelError
 
-# Longest wait after the first failed request; it doubles with each further one.
+# Longest wait after a model's first failed request, in seconds; it doubles with each further one.
 MODEL_RETRY_SECONDS = 0.5
 # Longest wait between two requests, also if the provider asks for more.
 MODEL_RETRY_AFTER_MAX_SECONDS = 60
 
 
 def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
-    """The model that is asked after a failed request, and in how many seconds; empty if none is.
+    """The model that is asked after a failed request, and in how many seconds; an empty name if none is.
 
-    ``asked`` are the models of the turn's failed requests, the last one included; ``chain`` are the models that the
-    run may ask, in order. A wait never goes past ``seconds_left``, the run's time.
+    ``asked``: the models of the turn's failed requests, the last one included. ``chain``: the models that the run may
+    ask, in order. A wait must end within ``seconds_left``, the run's remaining time.
     """
     model = asked[-1]
     tries = asked.count(model)
@@ -30,7 +30,7 @@ def after(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds
 
 
 def wait_seconds(tries: int, retry_after: float | None) -> float:
-    """What the provider asked for, up to a limit; otherwise a backoff with full jitter."""
+    """The wait that the provider asked for, up to a limit; otherwise a backoff with full jitter."""
     if retry_after is not None:
         return min(retry_after, MODEL_RETRY_AFTER_MAX_SECONDS)
     longest = MODEL_RETRY_SECONDS * 2 ** (tries - 1)

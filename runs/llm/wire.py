@@ -18,7 +18,7 @@ from runs.tools.base import clean_text
 # Bytes of one event in the answer of a provider; a longer one is a `MODEL_ERROR`.
 MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024
 LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
-# Of an item of reasoning. Known ones have four levels.
+# The most levels of an item of reasoning. Known items have four.
 DEPTH_MAX = 32
 ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HASH_CHARS = 8
@@ -40,15 +40,15 @@ class SseDecoder:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._data: list[bytes] = []
-        # Of the lines in ``_data``, with their field names: a line without a value takes memory too.
+        # The bytes of the lines in ``_data``, with their field names: a line without a value takes memory, too.
         self._data_bytes = 0
-        # Of all lines of data, with their field names.
+        # The bytes of all lines of data, with their field names.
         self.total_bytes = 0
-        # Whether nothing but white space was fed yet.
+        # Whether only white space was fed so far.
         self.is_fresh = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of each event that this chunk completes. Raises ModelError if one is too long."""
+        """The data of each event that this chunk completes. Raises ModelError if an event is too long."""
         self.is_fresh = self.is_fresh and chunk.isspace()
         self._rest += chunk
         events: list[bytes] = []
@@ -72,14 +72,14 @@ def join_surrogates(text: str) -> str:
     """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
     if text.isascii():
         return text.replace("\x00", "")
-    # Not by the codec's error handler, which is slow.
+    # The codec's error handler would be slow.
     text = LONE_SURROGATE.sub("\ufffd", text)
     return clean_text(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
 
 
 def clean_json(value: Any, depth: int = 0) -> Any:
-    """The value with each of its texts cleaned. Raises ValueError if it is too deep or holds a number that is not
-    finite.
+    """The value with all its texts cleaned. Raises ValueError if the value is nested too deeply or has a number that is
+    not finite.
     """
     if depth > DEPTH_MAX or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError
@@ -100,8 +100,8 @@ def wire_name(name: str) -> str:
 
 
 def wire_id(call_id: str, length: int = 0) -> str:
-    """``call_id``, or an id that every provider accepts and that is the same at every turn. With ``length``, it has so
-    many letters and digits. The model never repeats an id, so there is no way back.
+    """``call_id``, or an id that every provider accepts and that is the same at every turn. With ``length``, the id has
+    exactly this number of letters and digits. It is not translated back, because the model never repeats an id.
     """
     if length:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()
@@ -114,7 +114,7 @@ def _digest(text: str) -> str:
 
 
 def our_names(request: ModelRequest) -> dict[str, str]:
-    """The names of the request's tools by their names for providers."""
+    """The names of the request's tools, by the names that providers get."""
     names = {tool.name for tool in request.tools}
     for message in request.messages:
         if isinstance(message, AssistantMessage):
@@ -123,7 +123,9 @@ def our_names(request: ModelRequest) -> dict[str, str]:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as a JSON object. Malformed or too long ones become the only value of an object, as text."""
+    """A call's arguments as a JSON object. Malformed or too long arguments become an object with their text as its only
+    value.
+    """
     if len(arguments) <= schema.TOOL_INPUT_MAX_CHARS:
         with suppress(MalformedJSON):
             return parse_object(arguments)
@@ -131,8 +133,8 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def in_order(message: AssistantMessage, origin: str | None) -> Iterator[str | ToolCall | dict[str, Any]]:
-    """The texts, the calls and the items of reasoning of an earlier turn, in the order in which they came. Reasoning
-    of another origin is left out, and reasoning that nothing of its turn follows: providers refuse it.
+    """The texts, the calls and the items of reasoning of an earlier turn, in the order in which they came. Left out are
+    reasoning of another origin, and reasoning at the end of the turn, which providers refuse.
     """
     characters = calls = 0
     for kept in message.reasoning if message.origin == origin else ():
@@ -149,13 +151,15 @@ def in_order(message: AssistantMessage, origin: str | None) -> Iterator[str | To
 
 
 def function_of(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as OpenAI's formats have it. They refuse the schema of an object without properties."""
+    """A tool in OpenAI's formats, which refuse the schema of an object without ``properties``."""
     parameters = tool.input_schema if "properties" in tool.input_schema else tool.input_schema | {"properties": {}}
     return {"name": wire_name(tool.name), "description": tool.description, "parameters": parameters}
 
 
 def sampling(request: ModelRequest, **names: str) -> dict[str, Any]:
-    """The parameters that are sent under these names, if the model accepts any."""
+    """The request's sampling parameters under the provider's names (provider's name = our name); none if the model
+    accepts none.
+    """
     given = request.model.parameters if request.model.dialect.sampling else {}
     return {theirs: given[ours] for theirs, ours in names.items() if ours in given}
 
