@@ -6,12 +6,12 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import OuterRef, Subquery, Value
+from django.db.models import OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
 
 from config.api.pagination import beyond
 from config.kernel import clock, money
-from config.kernel.errors import Conflict, NotFound, ValidationFailed
+from config.kernel.errors import Conflict, ValidationFailed
 from credits import expiry, ledger, statement, sums
 from credits.models import GRANT_DAYS_MAX, REVOCATION, Account, EntryType, LedgerEntry
 
@@ -59,22 +59,23 @@ def grant(
     return entry, before
 
 
+def grants_of(user_id: int) -> QuerySet[LedgerEntry]:
+    return LedgerEntry.objects.filter(account_id=user_id, type=EntryType.GRANT)
+
+
 @transaction.atomic
-def revoke(user_id: int, grant_id: str, *, reference: str, reason: str, mode: str) -> tuple[dict[str, Any], bool]:
+def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tuple[dict[str, Any], bool]:
     """``{revoked, balance}`` as decimal text, and whether this reference had revoked the grant before. UNSPENT takes
-    what is left of the grant and not held; ALL takes all of it, even below zero. Raises NotFound.
+    what is left of the grant and not held; ALL takes all of it, even below zero.
     """
-    account = Account.objects.select_for_update(no_key=True).filter(pk=user_id).first()
-    given = LedgerEntry.objects.filter(pk=grant_id, account_id=user_id, type=EntryType.GRANT).first()
-    if account is None or given is None:
-        raise NotFound
+    account = Account.objects.select_for_update(no_key=True).get(pk=given.account_id)
     cause = f"revoke:{given.pk}:{_digest(reference)}"
     entry = LedgerEntry.objects.filter(cause=cause).first()
     before = entry is not None
     if entry is None:
         left = expiry.left_of(given, account.balance)
         if mode == ALL:
-            gone = LedgerEntry.objects.filter(REVOCATION, account_id=user_id, against=given)
+            gone = LedgerEntry.objects.filter(REVOCATION, account_id=account.pk, against=given)
             gone |= LedgerEntry.objects.filter(type=EntryType.EXPIRY, against=given)
             amount = given.amount - sum(abs(part) for part in gone.values_list("amount", flat=True))
         else:

@@ -14,7 +14,7 @@ from rest_framework.response import Response
 
 from config.api.authentication import user_named, user_of
 from config.api.negotiation import ExactJSONRenderer
-from config.api.viewsets import ServiceViewSet
+from config.api.viewsets import ServiceViewSet, find
 from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
 from credits import grants, ledger, usage
@@ -108,16 +108,13 @@ class GrantViewSet(CreditsViewSet):
 
     @extend_schema(request=GrantInputSerializer, responses={200: LedgerEntrySerializer, 201: LedgerEntrySerializer})
     def create(self, request: Request, userId: str) -> Response:
-        body = self.read(GrantInputSerializer)
-        entry, repeated = grants.grant(self.owner_id, **body)
+        entry, repeated = grants.grant(self.owner_id, **self.read(GrantInputSerializer))
         return replayed(self.show(entry, 200 if repeated else 201), repeated)
 
     @extend_schema(request=RevokeInputSerializer, responses=RevokedSerializer)
     def revoke(self, request: Request, userId: str, ledgerId: str) -> Response:
-        body = self.read(RevokeInputSerializer)
-        if not is_plausible_id(ledgerId):
-            raise NotFound
-        answer, repeated = grants.revoke(self.owner_id, ledgerId, **body)
+        given = find(grants.grants_of(self.owner_id), ledgerId)
+        answer, repeated = grants.revoke(given, **self.read(RevokeInputSerializer))
         return replayed(Response(answer), repeated)
 
 

@@ -44,6 +44,7 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=EndpointChanges)
     def partial_update(self, request: Request) -> Response:
+        services.endpoint_of(request.user)  # without one, any body is 404
         return self.show(services.change(request.user, **self.read(EndpointChanges)))
 
     def destroy(self, request: Request) -> Response:
@@ -52,8 +53,9 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=None, responses={201: DeliverySerializer})
     def test(self, request: Request) -> Response:
-        self.read(NoInput)
         ratelimit.charge_caller(request._request, Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE))
+        services.endpoint_of(request.user)
+        self.read(NoInput)
         return Response(DeliverySerializer(services.send_test(request.user)).data, 201)
 
 

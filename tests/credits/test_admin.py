@@ -31,7 +31,7 @@ def test_shows_credits_not_micro_credits(admin_client, user, entry):
 
 def test_what_the_backend_granted_and_took_back_names_the_payment_and_the_grant(admin_client, user):
     given, _ = grants.grant(user.pk, 5, reference="pay_4711", reason="Bought", expires_at=None)
-    grants.revoke(user.pk, given.pk, reference="refund_42", reason="Charge-back", mode="all")
+    grants.revoke(given, reference="refund_42", reason="Charge-back", mode="all")
     taken = LedgerEntry.objects.get(reference="refund_42")
     for entry, reference in ((given, "pay_4711"), (taken, "refund_42")):
         assert (

@@ -159,6 +159,7 @@ class TestGrants:
     def test_staff_and_impossible_names_are_404(self, shop, sub):
         factories.UserFactory(username="boss", is_staff=True)
         assert give(shop, sub).status_code == 404
+        assert give(shop, sub, amount="none").status_code == 404
         assert shop.get(f"/api/v1/users/{sub}/credits").status_code == 404
 
     def test_each_call_is_logged_without_names(self, shop, caplog):
@@ -255,6 +256,7 @@ class TestRevocations:
         foreign = LedgerEntry.objects.get(account_id=other.pk).pk
         for ledger_id in (foreign, spend(user, 5).pk, "led_unknown", "%00", "x" * 10000):
             assert take(shop, user.username, ledger_id).status_code == 404
+            assert take(shop, user.username, ledger_id, mode="half").status_code == 404
         own = LedgerEntry.objects.get(account_id=user.pk, type="GRANT").pk
         for wrong in ({"mode": "half"}, {"reason": ""}, {"reference": ""}, {"amount": "5"}):
             assert take(shop, user.username, own, **wrong).status_code == 400
@@ -268,7 +270,7 @@ class TestRevocations:
 
         def call(number: int) -> None:
             if number == 8:
-                answer, _ = grants.revoke(user.pk, given.pk, reference="r", reason="Charge-back", mode=mode)
+                answer, _ = grants.revoke(given, reference="r", reason="Charge-back", mode=mode)
                 revoked.append(answer)
                 return
             with contextlib.suppress(ledger.InsufficientCredits):
@@ -357,7 +359,7 @@ def test_what_is_revoked_is_what_a_book_of_single_credits_says(monkeypatch, step
             which, mode = arguments
             row, rest = given[which % len(given)]
             expected = rest if mode == "all" else min(book.left[row.pk], rest)
-            answer, _ = grants.revoke(user.pk, row.pk, reference=str(number), reason="Back", mode=mode)
+            answer, _ = grants.revoke(row, reference=str(number), reason="Back", mode=mode)
             taken = -LedgerEntry.objects.get(against=row, reference=str(number)).amount
             assert taken == expected, (answer, book.left)
             book.take(row.pk, taken)

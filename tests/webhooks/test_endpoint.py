@@ -172,7 +172,9 @@ def test_public_address_is_accepted_if_private_ones_are_not(session, settings):
 def test_no_endpoint_is_404(session):
     factories.EndpointFactory()  # of another user
     assert session.get(URL).status_code == 404
-    assert session.patch(URL, {"enabled": False}, format="json").status_code == 404
+    for body in ({"enabled": False}, {"enabled": None}, {"other": 1}):
+        assert session.patch(URL, body, format="json").status_code == 404
+        assert session.post(f"{URL}/test", body, format="json").status_code == 404
     assert session.delete(URL).status_code == 404
 
 
