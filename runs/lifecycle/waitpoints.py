@@ -5,7 +5,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models import BigIntegerField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Sum
 
 from config.kernel import clock
 from config.kernel.ids import new_id
@@ -161,7 +161,11 @@ def resume_paid(user_id: int) -> int:
     their next steps. A run that needs more than is left is passed over. Returns how many were resumed. A run whose step
     finds too few credits waits again.
     """
-    left, resumed = ledger.available(user_id), 0
+    # Those that were resumed before and that no worker has taken yet hold nothing for their next steps.
+    queued = Run.objects.filter(user=user_id, status=RunStatus.QUEUED, started_at__isnull=False)
+    newest = Waitpoint.objects.filter(run=OuterRef("pk")).order_by("-created_at").values("needed")[:1]
+    left = ledger.available(user_id) - queued.aggregate(needed=Sum(Subquery(newest), default=0))["needed"]
+    resumed = 0
     in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
     for waitpoint_id, needed in list(in_order[:RESUMED_AT_ONCE]):
         if needed is not None and needed <= left and _resume(waitpoint_id):

@@ -242,6 +242,15 @@ def test_the_oldest_run_goes_first_and_one_that_needs_too_much_lets_others_pass(
     assert bench.wait(large["id"])["status"] == "cancelled"
 
 
+def test_credits_that_reach_for_one_run_resume_one_while_no_worker_executes_it(bench, user, staff):
+    set_available(user, 0.1, staff)
+    first, second = paused(bench), paused(bench)
+    vanish(bench.engine)
+    grant(user, waitpoint_of(first).needed / MICRO)
+    lifecycle.resume_paid(user.pk)  # as a later sweep
+    assert [bench.get(run["id"])["status"] for run in (first, second)] == ["queued", "waiting"]
+
+
 def test_older_runs_that_wait_for_a_budget_starve_no_other(bench, user, staff, monkeypatch):
     monkeypatch.setattr("runs.lifecycle.waitpoints.RESUMED_AT_ONCE", 2)
     older = [paused(bench, maxCredits=0.3) for _ in range(2)]
