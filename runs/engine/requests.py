@@ -245,14 +245,10 @@ def allow(
             "inputTokens": tokens,
             "outputTokens": output_tokens,
             "estimatedTokens": min(size.tokens, model.context_tokens),
+            "limitedBy": LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model",
         }
-        try:
-            hold = lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price)
-        except ledger.InsufficientCredits:
-            continue
-        limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
-        # A repeated call gets the hold of the first call, and so its output limit.
-        return Allowance(hold, (hold.price or {})["outputTokens"] if hold else output_tokens, size, limited_by)
+        with contextlib.suppress(ledger.InsufficientCredits):
+            return _allowance(lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price), size)
     return Wait(least)
 
 
@@ -261,7 +257,12 @@ def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None
     may not be enough for a second hold.
     """
     held = lifecycle.held_turn(run, *step)
-    return Allowance(held, (held.price or {})["outputTokens"], size) if held else None
+    return _allowance(held, size) if held else None
+
+
+def _allowance(hold: Any, size: Size) -> Allowance:
+    """What ``hold`` is for, which a repeated call has from the first."""
+    return Allowance(hold, hold.price["outputTokens"], size, hold.price["limitedBy"])
 
 
 def least_cost(request: ModelRequest) -> int:

@@ -220,10 +220,14 @@ def test_a_cancel_that_is_behind_the_database_charges_what_was_used(bench, monke
     assert lifecycle.violations() == []
 
 
-def test_a_budget_reaches_for_a_hold_whose_answer_was_lost(bench, monkeypatch):
+@pytest.mark.parametrize("limit", ["budget", "credits"])
+def test_a_hold_whose_answer_was_lost_is_found_again(bench, monkeypatch, user, limit):
+    if limit == "credits":
+        few = 1_000_000 - ledger.available(user.pk)
+        ledger.adjust(user.pk, few, reason="few", staff=UserFactory(is_staff=True))
     loser = Loser(monkeypatch, requests, "allow", lambda number: number == 1)
-    run = bench.finish("/usage 0 1000000\n/say ok", maxCredits=1)
-    assert (loser.lost, run["status"]) == (1, "completed")
+    run = bench.finish("/usage 0 1000000\n/say ok\n/length", **({"maxCredits": 1} if limit == "budget" else {}))
+    assert (loser.lost, run["status"], run["limitedBy"]) == (1, "completed", limit)
     assert 0.9 < run["totalCreditsUsed"] <= 1
     assert lifecycle.violations() == []
 
