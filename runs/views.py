@@ -104,17 +104,21 @@ class ChatRunViewSet(RunActions):
         chat = self.get_object()
         return self.filtered_page(services.summaries_of(request.user).filter(chat=chat))
 
-    @extend_schema(request=RunInput)
-    def create(self, request: Request, chatId: str) -> Response:
+    def prepare(self) -> None:
+        if self.action != "create":
+            return
         try:
-            with one_check_of(request.user.pk or 0, request.data):
-                body = self.read(RunInput)
+            with one_check_of(self.request.user.pk or 0, self.request.data):
+                self.body = self.read(RunInput)
         except ValidationError:
             self.get_object()  # with any body, a chat of another user is 404
             raise
+
+    @extend_schema(request=RunInput)
+    def create(self, request: Request, chatId: str) -> Response:
         if self.surface == "public":
-            services.require_allowed_to_keys(body)
-        run = services.start_run(request.user, chatId, self.found, request_id=logs.request_id.get() or "", **body)
+            services.require_allowed_to_keys(self.body)
+        run = services.start_run(request.user, chatId, self.found, request_id=logs.request_id.get() or "", **self.body)
         return self.show(services.as_new(run), status.HTTP_201_CREATED)
 
 

@@ -4,7 +4,7 @@ This module does not use JSON-RPC. A refusal is a DomainError, or DRF's Validati
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -132,17 +132,18 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
     own = {key: value for key, value in arguments.items() if key in fields}
     body = {key: value for key, value in arguments.items() if key not in (*fields, tool.path)}
     given = tool.own.validated(own if tool.body else own | body)
+    handle = prepared(request, tool.view, tool.action, path, own, body)
     if tool.shows is None or "idempotency_key" not in given:
-        found = act(request, tool.view, tool.action, path, own, body)
+        found = handle()
     else:
         made = idempotency.made_once(
             request.user,
             "mcp",
             given["idempotency_key"],
             hashlib.sha256(dumps([name, path, sorted(body.items())])).hexdigest(),
-            lambda: str(act(request, tool.view, tool.action, path, own, body)["id"]),
+            lambda: str(handle()["id"]),
         )
-        found = act(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made})
+        found = prepared(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made})()
         if "title" in found and not has_scope(request, "chats:read"):
             # The chat can have been named after its first message since it was made.
             found["title"] = body.get("title")
@@ -154,23 +155,24 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
     return found if tool.state is None else readable(request, found, tool.state)
 
 
-def act(
+def prepared(
     request: Request,
     view: type[ServiceViewSet],
     action: str,
     path: dict[str, Any],
     query: dict[str, Any] | None = None,
     body: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What the action answers the caller on the public surface."""
+) -> Callable[[], dict[str, Any]]:
+    """What gives the answer of the action to the caller on the public surface, once all is done that takes time."""
     texts = {name: str(value) for name, value in (query or {}).items()}
     sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body or {})
     handler: Any = view(surface="public", action=action, kwargs=path, request=sent, format_kwarg=None)
-    return dict(getattr(handler, action)(sent, **path).data)
+    handler.prepare()
+    return lambda: dict(getattr(handler, action)(sent, **path).data)
 
 
 def run_shown(request: Request, run_id: str) -> dict[str, Any]:
-    return readable(request, act(request, RunViewSet, "retrieve", {"runId": run_id}), RUN_STATE)
+    return readable(request, prepared(request, RunViewSet, "retrieve", {"runId": run_id})(), RUN_STATE)
 
 
 def readable(request: Request, found: dict[str, Any], state: Collection[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from chats.services import create_chat, delete_chat, rename_chat
 from credits import ledger
 from runs import services
 from runs.models import AgentModel, Provider, Run, Tool
+from runs.tools import schema
 from tests import factories
 from tests.credits.helpers import spend
 
@@ -102,3 +103,19 @@ def test_a_start_takes_two_statements(session: Any, user: Any, django_assert_num
     assert start(session, chats[0], {"message": "Hello"}) == (201, "")
     with django_assert_num_queries(2):  # the chat with its user and the credits, all writes
         assert start(session, chats[1], {"message": "Hello"}) == (201, "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_schema_is_checked_before_the_transaction_of_a_key_begins(session, user, monkeypatch):
+    """On SQLite, the transaction keeps all other writes waiting."""
+    check, inside = schema._check, []
+
+    def note(*args: Any) -> Any:
+        inside.append(connection.in_atomic_block)
+        return check(*args)
+
+    monkeypatch.setattr(schema, "_check", note)
+    body = {"message": "Hello", "outputSchema": {"type": "object"}}
+    path = f"/api/v1/chats/{create_chat(user).pk}/runs"
+    assert session.post(path, body, format="json", HTTP_IDEMPOTENCY_KEY="a").status_code == 201
+    assert inside == [False]
