@@ -1,4 +1,5 @@
-"""What every type of tool shares: the values between the engine and a tool, and the limits of a tool's result.
+"""What every type of tool shares: the values that pass between the engine and a tool, and the limits of a tool's
+result.
 
 Nothing here and no tool touches the database: a tool gets a snapshot of its catalogue row and returns text, addresses
 and a price. The registry of the types is in ``dispatch``.
@@ -23,10 +24,10 @@ from runs.errors import CallError
 # A longer result is cut.
 TOOL_RESULT_MAX_CHARS = 100_000
 TOOL_RESULT_URLS_MAX = 50
-# Of a result, in representations of its call.
+# The most bytes of a result in representations of its call.
 RESULT_SHOWN_BYTES = 8 * 1024
 PROGRESS_MAX_CHARS = 300
-# How long a call may await its tool.
+# The seconds for which a call may await its tool.
 PARK_SECONDS = range(60, 30 * 24 * 3600 + 1)
 
 BUILTIN, HTTP, MCP, CLIENT = "builtin", "http", "mcp", "client"
@@ -34,14 +35,16 @@ BUILTIN, HTTP, MCP, CLIENT = "builtin", "http", "mcp", "client"
 ASK_USER = "ask_user"
 FAILURE_MESSAGE_MAX_CHARS = 1000
 URL_MAX_CHARS = 2048
-# Shorter ones (``true``, ``v1``) are no secrets, and ordinary words.
+# Shorter values (``true``, ``v1``) are ordinary words, not secrets.
 SECRET_MIN_CHARS = 6
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call, which may take ``timeout_seconds``. ``threads`` compute, ``file_threads`` read and write files."""
+    """One call, which may take ``timeout_seconds``. ``threads`` are for computing, ``file_threads`` read and write
+    files.
+    """
 
     invocation_id: str
     run_id: str
@@ -52,13 +55,13 @@ class ToolContext:
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
-    # Where the tool's server may send the outcome of a call that it parks, and until when; None if it cannot be parked.
-    # The address is the credential.
+    # The address to which the tool's server may send the outcome if it parks the call, and until when. Empty and None
+    # if the call cannot be parked. The address is the credential.
     callback_url: str = field(default="", repr=False)
     park_until: datetime | None = None
-    # What the tool's type remembers of the call's task on its server, or what the server asked.
+    # What the tool's type stores about the call's task on its server, or the server's questions.
     remote_task: str = ""
-    # Of a parked call that has ended: its tool's server is told why, and not asked for the outcome.
+    # For a parked call that has ended: the reason, which the tool's server is told; it is not asked for the outcome.
     end_reason: str = ""
 
 
@@ -89,7 +92,7 @@ class ToolDefinition:
         return settings.TOOL_TIMEOUT_SECONDS if self.timeout_seconds is None else self.timeout_seconds
 
     def without_secrets(self, text: str) -> str:
-        """What the tool says of a failure: some servers show the request that they got."""
+        """A tool's text about a failure without its secrets: some servers show the request that they got."""
         return without_secrets(text, secrets_in(self.signing_secret, self.secret_headers.values()))
 
     @classmethod
@@ -110,8 +113,8 @@ class ToolImage:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``text`` is what the model reads. ``credit_used`` is micro-credits; None means the full price. ``images`` are
-    stored: their addresses are added to ``urls``.
+    """``text`` is what the model reads. ``credit_used`` is in micro-credits; None means the full price. ``images`` are
+    to be stored; then their addresses are added to ``urls``.
     """
 
     text: str
@@ -123,26 +126,26 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Parked:
     """In place of a result: the outcome of the call comes later, by a callback, or by the type's ``contact``, which is
-    due after ``contact_in_seconds`` and remembers ``remote_task``. Its progress is ``fraction``, from 0 to 1, and
+    due after ``contact_in_seconds`` and gets ``remote_task``. The call's progress is ``fraction``, from 0 to 1, and
     ``message``.
     """
 
     message: str = ""
     fraction: float | None = None
     expires_in_seconds: float | None = None  # None: the tool's ``park_seconds``
-    remote_task: str = ""  # empty: as before
+    remote_task: str = ""  # empty: unchanged
     contact_in_seconds: float | None = None
 
     @property
     def asks_user(self) -> bool:
-        """Whether the tool's server asks the user: ``remote_task`` is a ``runs.tools.questions.Dialogue`` that says
-        what.
+        """Whether the tool's server asks the user. Then ``remote_task`` is a ``runs.tools.questions.Dialogue`` with the
+        question.
         """
         return bool(self.remote_task) and self.contact_in_seconds is None
 
 
 class ToolFailure(Exception):
-    """A call that failed. People and the model read ``message``: it has no secret and no stack trace."""
+    """A call that failed. Users and the model read ``message``, which has no secret and no stack trace."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -156,7 +159,7 @@ def tool_error(message: str) -> ToolFailure:
 
 Outcome = ToolResult | Parked
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
-# Of an open call; None for a call that has ended.
+# Returns the outcome of an open call, and None for a call that has ended.
 Contact = Callable[[ToolDefinition, ToolContext], Awaitable[Outcome | None]]
 
 
@@ -169,6 +172,8 @@ def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) 
 @dataclass(frozen=True, slots=True)
 class BuiltinTool:
     """The declaration of a built-in tool: its row in a new catalogue, with ``price`` in micro-credits, and its code.
+    ``execute`` is None for ``ask_user``, which the engine handles. If a tool ``stores_files``, a purge deletes the
+    files of its calls.
 
     ``execute`` is None for ``ask_user``, which the engine handles. A purge looks for the files of a call if its tool
     ``stores_files``.
@@ -196,8 +201,8 @@ def clean_text(text: str) -> str:
 
 
 def secrets_in(key: str, headers: Iterable[str]) -> tuple[str, ...]:
-    """What no message may repeat, the longest first: the key, and the values of headers, also without their first word
-    (Bearer); each also as a text of JSON has it.
+    """The texts that no message may repeat, the longest first: the key, and the values of headers, also without their
+    first word (Bearer); each also in its form in JSON.
     """
     plain = [key, *(part for value in headers for part in (value, value.partition(" ")[2]))]
     found = {form for value in plain for form in (value, to_text(value)[1:-1]) if len(value) >= SECRET_MIN_CHARS}
@@ -211,13 +216,13 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def as_told(result: str, urls: Sequence[str]) -> str:
-    """A result as the model is told it: with the addresses that it does not contain."""
+    """A result as the model reads it: with the ``urls`` that its text does not contain."""
     return "\n".join([result, *(url for url in urls if url not in result)])
 
 
 def shown_result(beginning: str, urls: Sequence[str]) -> tuple[str, bool]:
-    """A result as representations show it, and whether that is only the beginning. ``beginning`` is all of the result,
-    or more than is shown.
+    """A result as representations show it, and whether it is cut. ``beginning`` is the whole result, or more of it than
+    is shown.
     """
     told = as_told(beginning, urls).encode()
     return told[:RESULT_SHOWN_BYTES].decode(errors="ignore"), len(told) > RESULT_SHOWN_BYTES
@@ -238,7 +243,7 @@ def result_text(name: str, value: Any) -> str:
 
 
 def clean_result(result: ToolResult) -> ToolResult:
-    """The result within the service's limits. Text that is too long is cut, and a note tells the model. Raises
+    """The result within the service's limits. Text that is too long is cut, with a note for the model. Raises
     ToolFailure.
     """
     text, limit = clean_text(result.text), TOOL_RESULT_MAX_CHARS
@@ -254,7 +259,7 @@ def clean_result(result: ToolResult) -> ToolResult:
 
 
 def is_address(url: str) -> bool:
-    """Whether ``url`` is an absolute http(s) URL, without blanks, control characters and credentials in it."""
+    """Whether ``url`` is an absolute http(s) URL without blanks, control characters and credentials."""
     try:
         parse(url, https_only=False)
     except ValueError:

@@ -1,7 +1,7 @@
 """Callbacks: the address at which a parked call's tool gives the outcome, and what it may send there.
 
-The address names the call and has an HMAC over it by SECRET_KEY (SECRET_KEY_FALLBACKS verify, too). It alone gives the
-right to send the outcome, so it is not stored, and no log, message or export has it.
+The address has the call's id and an HMAC of the id by SECRET_KEY (SECRET_KEY_FALLBACKS verify, too). Knowing the
+address is enough to send the outcome, so it is not stored, and no log, message or export has it.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ ERROR_MAX_CHARS = 1000
 
 
 def url_of(call_id: str, *, signed: bool = False) -> str:
-    """``signed``: the tool must sign what it sends there."""
+    """The callback address of a call. ``signed``: the tool must sign what it sends there."""
     return f"{settings.BASE_URL}{PATH}{_signer(signed).sign(call_id)}"
 
 
 def call_of(token: str) -> tuple[str | None, bool]:
-    """The id of the call that the token names, None if it is no token of ours, and whether its tool was to sign."""
+    """The id of the call that the token names, None if the token is not ours; and whether the tool must sign."""
     for signed in (False, True) if token.isascii() else ():
         with contextlib.suppress(BadSignature):
             return _signer(signed).unsign(token), signed
@@ -42,7 +42,7 @@ def _signer(signed: bool) -> Signer:
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> bool:
-    """Whether a callback has the headers of the Standard Webhooks specification, by this secret and not too old."""
+    """Whether a callback is signed with this secret as in the Standard Webhooks specification, and is not too old."""
     name, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     given = headers.get("webhook-signature", "")
     if not re.fullmatch(r"[0-9]{1,12}", timestamp) or abs(now - int(timestamp)) > TOLERANCE_SECONDS:
@@ -52,8 +52,8 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
 
 
 def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
-    """What a callback says of a call of the tool ``name``, whose hold is ``price`` micro-credits: its outcome, or its
-    progress. Raises ValidationFailed.
+    """The outcome or progress in a callback, for a call of the tool ``name`` with a hold of ``price`` micro-credits.
+    Raises ValidationFailed.
     """
     value = _value(body, content_type)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
@@ -73,7 +73,7 @@ def read(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult
 
 
 def _value(body: bytes, content_type: str) -> Any:
-    """The JSON value, or else the text of a body that does not claim to be JSON."""
+    """The JSON value of the body; or its text, if the body does not claim to be JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         return parse_value(body, values=VALUES_MAX, any_text=True)

@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app, and for built-in tools,
-    which have their own. Staff must give the address of a tool whose type ``needs_url``. ``contact`` asks a tool's
-    server about its parked calls, and tells it of their end; it raises ToolFailure if the server did not answer as it
-    should.
+    """The type for a value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app, and for
+    built-in tools, which have their own. ``needs_url``: staff must give the tool's address. ``contact`` asks a tool's
+    server about its open parked calls, and tells it when they end; it raises ToolFailure if the server did not answer
+    properly.
     """
 
     label: str
@@ -52,7 +52,7 @@ TYPES = {
 
 
 def type_of(definition: ToolDefinition) -> ToolType | BuiltinTool | None:
-    """What executes the tool's calls."""
+    """The type or built-in tool that executes the tool's calls; None if there is none."""
     return builtin.TOOLS.get(definition.name) if definition.node_type == BUILTIN else TYPES.get(definition.node_type)
 
 

@@ -1,7 +1,7 @@
 """Files that tools make: stored with Django's storage API, in one folder for each call.
 
-``runs.links`` serves them at an address that only the run's owner gets. It names the call and an unguessable
-token, which is also a part of the path, so that old addresses stay valid after a change of SECRET_KEY.
+``runs.links`` serves them at an address that only the run's owner gets. It has the call's id and an unguessable token.
+The token is also a part of the stored path, so old addresses stay valid after a change of SECRET_KEY.
 """
 
 import re
@@ -26,7 +26,7 @@ FILE_NAME_MAX_BYTES = 200
 FILE_NAME_PATTERN = re.compile(r"\w(?:[\w .,()+@=-]*[\w)])?")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 
-# The images that models accept, with the endings of their names.
+# The types of images that models accept, with the endings of their file names.
 IMAGE_TYPES = {"image/gif": "gif", "image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 CONTENT_TYPES = {ending: kind for kind, ending in IMAGE_TYPES.items()} | {
     "csv": "text/csv; charset=utf-8",
@@ -55,8 +55,8 @@ async def store_file(context: ToolContext, file_name: str, content: bytes) -> st
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:
-    """Store the file, which has a name of ``is_file_name``, and return its URL. A repeat by the same call replaces the
-    file. Raises ToolFailure.
+    """Store the file, whose name must pass ``is_file_name``, and return its URL. A second file of the call with this
+    name replaces the first one. Raises ToolFailure.
     """
     path, url = _place(invocation_id, file_name)
     file = ContentFile(content)
@@ -69,14 +69,14 @@ def store(invocation_id: str, file_name: str, content: bytes) -> str:
 
 
 def image_of(content: bytes, kind: str) -> ToolImage | None:
-    """An image that a tool returned, if models accept its type and its bytes agree with the type."""
+    """An image that a tool returned; None if models do not accept its type, or if its bytes do not have this type."""
     kind = kind.partition(";")[0].strip().lower()
     fits = kind in IMAGE_TYPES and SIGNATURES[kind].match(content)
     return ToolImage(content, kind) if fits else None
 
 
 async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
-    """The result with its images as stored files, whose addresses models and users get."""
+    """The result with its images stored as files, whose addresses models and users get."""
     text, urls = [result.text] if result.text else [], list(result.urls)
     for number, image in enumerate(result.images[: base.TOOL_RESULT_URLS_MAX], 1):
         name = f"image-{number}.{IMAGE_TYPES[image.content_type]}"
@@ -89,8 +89,8 @@ async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
 
 
 def stored_image(invocation_id: str, url: str) -> tuple[str, str, str] | None:
-    """The name in the storage, the file name and the content type of an image that this call stored; None for any
-    other address.
+    """The storage name, the file name and the content type of an image that this call stored; None for any other
+    address.
     """
     name = url.rpartition("/")[2]
     kind = content_type(name)
@@ -101,14 +101,14 @@ def stored_image(invocation_id: str, url: str) -> tuple[str, str, str] | None:
 
 
 def _place(invocation_id: str, file_name: str) -> tuple[str, str]:
-    """The name in the storage, and the URL."""
+    """The storage name and the URL."""
     token = salted_hmac("runs.tools.files", f"{invocation_id}/{file_name}", algorithm="sha256").hexdigest()
     place = f"{invocation_id}/{token}"
     return f"{FOLDER}/{place}/{file_name}", f"{settings.BASE_URL}/files/{place}/{quote(file_name)}"
 
 
 def stored_name(invocation_id: str, token: str, file_name: str) -> str | None:
-    """The name in the storage; None if there can be no such file."""
+    """The storage name; None if there can be no such file."""
     if TOKEN_PATTERN.fullmatch(token) and is_file_name(file_name):
         return f"{FOLDER}/{invocation_id}/{token}/{file_name}"
     return None

@@ -34,13 +34,13 @@ from runs.tools.files import image_of
 from webhooks.signing import standard_signature
 
 USER_AGENT = "agent-workflow-service"
-# Far more than a model can read of a result. An answer with more is read as text.
+# The most JSON values of an answer: far more than a model can read. An answer with more is treated as text.
 VALUES_MAX = 100_000
-# Of the body of an answer that is not a result.
+# The part of an error answer's body that is shown, and the part that is searched.
 REASON_CHARS = 300
 REASON_BYTES = 32 * 1024
 CALLBACK_TOKEN = re.compile(r"inv_[A-Za-z0-9]{1,60}\.[A-Za-z0-9_-]{43}")
-# In a header, or in a page. Only codecs that decode in linear time: any other is ignored.
+# The charset in a header or in a page. Only codecs that decode in linear time; others are ignored.
 CHARSET = re.compile(
     r"charset=[\"']?((?:utf-?(?:8|16|32)|us-ascii|latin-?1|iso-?8859-|windows-125|cp125|koi8-[ru]|gbk|gb2312|gb18030"
     r"|big5|shift[_-]?jis|euc-(?:jp|kr))[0-9bel]{0,2})(?![\w-])",
@@ -58,7 +58,7 @@ async def send(
     timeout_seconds: float,
     reuse: bool = False,
 ) -> Answer:
-    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. ``reuse``: over a connection that
+    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. ``reuse``: use a connection that
     can be used again. Raises ToolFailure.
     """
     request = client.asend(
@@ -82,7 +82,7 @@ async def send(
 
 
 def is_too_long(answer: Answer) -> bool:
-    """Whether the body was truncated at the limit, and not by a connection that broke."""
+    """Whether the body was cut at the limit, and not by a broken connection."""
     return answer.truncated and len(answer.body) >= settings.TOOL_ANSWER_MAX_BYTES
 
 
@@ -114,10 +114,10 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
 
 
 async def tell_end(definition: ToolDefinition, context: ToolContext) -> None:
-    """Post the end of a call whose outcome is wanted no more to the tool's ``cancel_url``. Raises ToolFailure."""
+    """Post the end of a call whose outcome is no longer wanted to the tool's ``cancel_url``. Raises ToolFailure."""
     if not definition.cancel_url or not context.end_reason:
         return
-    # Not the id of the call's own request: a receiver may ignore what it has seen.
+    # Not the key of the call's own request: a receiver may ignore a key that it has seen.
     name, seconds = f"{context.invocation_id}-end", settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS
     answer = await _post(definition, definition.cancel_url, context, name, {"reason": context.end_reason}, seconds)
     if not 200 <= answer.status < 300:
@@ -127,7 +127,7 @@ async def tell_end(definition: ToolDefinition, context: ToolContext) -> None:
 async def _post(
     definition: ToolDefinition, url: str, context: ToolContext, name: str, told: dict[str, Any], seconds: float
 ) -> Answer:
-    """Post ``told`` with what identifies the call. ``name`` identifies the request."""
+    """Post ``told`` with the ids of the call. ``name`` identifies the request."""
     ids = {"invocationId": context.invocation_id, "runId": context.run_id, "chatId": context.chat_id}
     body = dumps(ids | {"userId": context.user_name} | told)
     headers = {
@@ -144,9 +144,9 @@ async def _post(
 
 
 def _parked(body: bytes) -> Parked:
-    """What the answer 202 says, if it says something: many servers answer it with a body of their own."""
+    """The content of an answer with status 202, if it is one that we know: many servers send a body of their own."""
     try:
-        # On the event loop, so a long one is not read.
+        # This runs on the event loop, so a long answer is not read.
         answer = json.loads(body[:REASON_BYTES])
     except (ValueError, RecursionError):
         return Parked()
@@ -158,13 +158,13 @@ def _parked(body: bytes) -> Parked:
 
 
 def without_tokens(text: str) -> str:
-    """Without the tokens of callbacks, which a tool may send back."""
+    """The text without the tokens of callbacks, which a tool may send back."""
     return CALLBACK_TOKEN.sub("[callback]", text)
 
 
 def _reason(definition: ToolDefinition, body: bytes) -> str:
-    """The end of the sentence about a status: the beginning of the body, which often says why."""
-    # More than is shown: a secret must not be cut before it is found.
+    """The end of a sentence about a status: the beginning of the body, which often says the cause."""
+    # More is searched than is shown: a secret must not be cut before it is found.
     text = body[:REASON_BYTES].decode(errors="replace").strip()
     text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
     return f": {text}" if text else "."

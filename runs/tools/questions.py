@@ -1,6 +1,6 @@
-"""What the server of a tool asks during a call: questions for the user, and how they are answered.
+"""The questions of a tool's server to the user during a call, and their answers.
 
-A call's ``remote_task`` keeps it as JSON text until the call has ended.
+A call's ``remote_task`` stores them as JSON text until the call has ended.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from runs.tools.schema import read_schema
 
 QUESTION_MAX_CHARS = 4000
 QUESTION_SCHEMA_MAX_BYTES = 16 * 1024
-# Requests of a server in one call, those that are declined included.
+# The most requests of a server in one call, including those that are declined.
 REQUESTS_MAX = 16
 KEY_MAX_CHARS = 200
 STATE_MAX_CHARS = 64 * 1024
 
-# What the text of a dialogue has as long as the user is to be asked.
+# The text of a dialogue contains this as long as the user is to be asked.
 ASKS = '"questions":[{'
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``key`` is the server's name of the request."""
+    """``key`` is the server's id of the request."""
 
     key: str
     text: str
@@ -36,16 +36,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """The state of a call that a server has not finished: with ``task_id`` a task that is asked for its outcome,
-    without it an ordinary call that is made again with ``answers``.
+    """The state of an open call. With ``task_id``, it is a task, whose outcome is asked for; without, it is an ordinary
+    call, which is made again with ``answers``.
     """
 
     task_id: str = ""
-    state: str | None = None  # what the server wants back with the answers
+    state: str | None = None  # the server wants this back with the answers
     interval: float | None = None  # seconds until the task is asked for again
-    questions: tuple[Question, ...] = ()  # that the user has not answered; the first one is asked
-    answers: Mapping[str, Any] = field(default_factory=dict)  # by key: what the server is to be told
-    told: tuple[str, ...] = ()  # the keys that a task's server was told of: it may show them for a while
+    questions: tuple[Question, ...] = ()  # not answered yet; the first one is asked
+    answers: Mapping[str, Any] = field(default_factory=dict)  # by key: not sent to the server yet
+    told: tuple[str, ...] = ()  # answered keys of a task; its server may still show them
     begun: bool = False  # an ordinary call is being made again with the answers
     requests: int = 0
     answered: int = 0  # requests that the user has answered
@@ -73,8 +73,8 @@ class Dialogue:
         return bool(self.answers) and not self.questions and not self.begun
 
     def with_requests(self, requests: Mapping[str, Any]) -> Dialogue:
-        """With those of a server's requests that are new. What is not a form for the user is declined. Blocks. Raises
-        ToolFailure.
+        """The dialogue with a server's new requests. Requests that are not a form for the user are declined. Blocks.
+        Raises ToolFailure.
         """
         known = {*self.told, *self.answers, *(question.key for question in self.questions)}
         new = {key: request for key, request in requests.items() if key not in known}
@@ -91,7 +91,7 @@ class Dialogue:
         )
 
     def with_answer(self, data: Mapping[str, Any] | None) -> Dialogue:
-        """With the user's answer to the first question; None declines it."""
+        """The dialogue with the user's answer to the first question; None declines the question."""
         first, *others = self.questions
         answer = DECLINED if data is None else {"action": "accept", "content": data}
         return replace(
@@ -102,7 +102,9 @@ class Dialogue:
         )
 
     def when_told(self, state: str | None = None) -> Dialogue:
-        """After the server got the answers. ``state``: what it wants back with the next ones. Raises ToolFailure."""
+        """The dialogue after the server got the answers. ``state``: the server wants it back with the next answers.
+        Raises ToolFailure.
+        """
         if state is not None and not is_storable(state, STATE_MAX_CHARS):
             raise tool_error("The tool's server gave a state that cannot be kept.")
         told = (*self.told, *self.answers) if self.task_id else ()
@@ -114,7 +116,7 @@ def is_storable(text: str, limit: int) -> bool:
 
 
 def _form(key: str, request: Any) -> Question | None:
-    """A form elicitation; None for everything else, and for a form that cannot be shown or checked."""
+    """The question of a form elicitation; None for other requests, and for a form that cannot be shown or checked."""
     if not isinstance(request, dict) or request.get("method") != "elicitation/create":
         return None
     given = request.get("params")

@@ -21,23 +21,22 @@ from runs.errors import CallError
 from runs.tools.base import ToolDefinition, ToolFailure, clean_text, tool_error
 
 TOOL_INPUT_MAX_CHARS = 200_000
-# Time of a processor for the check of one input against its tool's schema; an input that needs more is
-# `INVALID_INPUT`.
+# Seconds of CPU time for the check of one input against its tool's schema; an input that needs more is `INVALID_INPUT`.
 TOOL_CHECK_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
 # Without -P, the modules of this package would hide those of the standard library.
 COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("validation.py"))]
-# Processes that are kept for the next checks. At a time there are as many as threads that check.
+# The most processes that are kept for later checks. There are as many at a time as threads that check.
 IDLE_MAX = 2
-# The time of a processor for a schema that is not used yet. Usual ones take a hundredth of it.
+# Seconds of CPU time for the check of a new schema. Usual schemas take a hundredth of it.
 SCHEMA_SECONDS = 0.1
-# How long a request waits for the check of another one of the same user.
+# The time for which a request waits for another check of the same user.
 WAIT_SECONDS = 1.0
-# The check has used its time or the memory.
+# The key in an answer if the check has used up its time or the memory.
 TOO_COSTLY = "too costly"
-# The fields of requests that are schemas or have some.
+# The fields of requests that are or contain schemas.
 SCHEMAS = ("clientTools", "outputSchema")
 
 _idle: list[subprocess.Popen[bytes]] = []
@@ -45,7 +44,7 @@ _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
 
 def parse_arguments(arguments: str) -> dict[str, Any]:
-    """A call's input. Empty text is an empty object: models call a tool without parameters in this way.
+    """A call's input. Empty text counts as an empty object, because models call tools without parameters in this way.
 
     Raises ToolFailure ``INVALID_INPUT`` with a message from which the model can correct the call.
     """
@@ -86,7 +85,7 @@ def check_schema(schema: Any) -> None:
         raise ValueError("The input schema must be a JSON object.")
     if schema.get("type", "object") != "object":
         raise ValueError("The input schema's type must be object.")
-    # The shortest input shows how long each check takes at least.
+    # The shortest input shows how long a check takes at least.
     answer = _check(to_text(schema), {}, SCHEMA_SECONDS)
     if TOO_COSTLY in answer:
         raise ValueError("The input schema takes too long to check.")
@@ -95,7 +94,9 @@ def check_schema(schema: Any) -> None:
 
 
 def read_schema(given: Any) -> dict[str, Any]:
-    """The schema that a tool's server sent, read as strictly as any text from outside. As ``check_schema``."""
+    """A schema from a tool's server, parsed as strictly as other text from outside. Raises ValueError as
+    ``check_schema`` does.
+    """
     try:
         schema = parse_object(to_text(given), subject="The input schema")
     except (MalformedJSON, RecursionError) as error:
@@ -106,8 +107,8 @@ def read_schema(given: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def one_check_of(user_id: int, body: Any = SCHEMAS) -> Iterator[None]:
-    """Around the checks of a user's request, if its ``body`` has a schema: schemas that take long occupy one processor,
-    and the others of the user do not occupy the threads that serve everybody. Raises RateLimited.
+    """Allows one check at a time for each user, if the request's ``body`` has a schema. So slow schemas of one user
+    occupy one processor, and not all threads that serve requests. Raises RateLimited.
     """
     if not any(name in body for name in SCHEMAS):
         yield
@@ -145,7 +146,8 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
             process.communicate()
         if line:
             return {kind: clean_text(text) for kind, text in json.loads(line).items()}
-        # Its timer has ended it, or the library when no memory was left. A process that was kept may have ended before.
+        # Either the timer has ended the process, or the library did when no memory was left. A process that was kept
+        # may have ended before.
         if process.returncode == -signal.SIGPROF or (is_new and process.returncode == -signal.SIGABRT):
             return {TOO_COSTLY: "its check against the schema takes too long. Make it much shorter."}
         if is_new:
@@ -153,6 +155,8 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A process of the program. It ends with its input, and no signal to the group of this process reaches it."""
+    """A new process of the program. It ends when its input ends, and gets no signals that are sent to this process's
+    group.
+    """
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(COMMAND, start_new_session=True, **pipes)

@@ -1,4 +1,4 @@
-"""One call of an HTTP tool by staff, who see what came. No run knows of it, and nothing is charged or stored."""
+"""One call of an HTTP tool by staff, who see the answer. It belongs to no run, and nothing is charged or stored."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from runs.tools.schema import check_input, parse_arguments
 
 @dataclass
 class Trial:
-    """``result`` or ``failure``: what the model would be told. ``sent``: the call's id; empty if none was made."""
+    """``result`` or ``failure``: what the model would get. ``sent``: the call's id; empty if no call was made."""
 
     seconds: float = 0.0
     sent: str = ""

@@ -1,12 +1,12 @@
 """The program that checks values against JSON Schemas (Draft 2020-12), for ``runs.tools.schema`` only.
 
-It is a process of its own that imports nothing of the service. No limit of the sizes limits the time of a check: two
-references to one part, in parts that refer to each other in the same way, double the time with each part. The system
-ends the process when a check has used its time or the memory. Patterns are matched in linear time, and references to
-other documents are never fetched.
+It is a separate process, which imports nothing of the service. Limits of sizes do not limit the time of a check: if
+each part has two references to the next part, each further part doubles the time. The system ends the process when a
+check has used up its time or the memory. Patterns are matched in linear time, and references to other documents are
+never fetched.
 
-Each line of the input is a JSON object with ``schema`` (text), ``value`` and the ``seconds`` of the check. Each line of
-the output is the answer of ``check``.
+Each line of the input is a JSON object with ``schema`` (text), ``value``, and ``seconds``, the time limit of the check.
+Each line of the output is the answer of ``check``.
 """
 
 import json
@@ -21,10 +21,11 @@ from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, V
 
 MESSAGE_MAX_CHARS = 400
 PATH_MAX_CHARS = 200
-# Address space of the process, of which the interpreter and the library take 20 MiB, and the compiled schemas it keeps.
+# The address space of the process. The interpreter and the library take 20 MiB of it; it also holds the compiled
+# schemas.
 MEMORY_MAX_BYTES = 256 * 1024 * 1024
 SCHEMAS_KEPT = 32
-# Memory of a compiled `pattern`; a schema with a larger one is refused when the tool is saved.
+# The memory of a compiled `pattern`; a schema with a larger pattern is refused when the tool is saved.
 TOOL_PATTERN_MAX_BYTES = 64 * 1024
 
 
@@ -40,13 +41,13 @@ def main() -> None:
 
 
 def _read(text: str | bytes) -> Any:
-    """With each digit of a number, as ``config.kernel.jsontext.from_text``."""
+    """Numbers keep all digits, as in ``config.kernel.jsontext.from_text``."""
     return json.loads(text, parse_float=Decimal)
 
 
 def check(schema: str, value: Any) -> dict[str, str]:
-    """``problem``: where and why the schema is not valid; ``error``: where the value breaks which rule. Empty if it
-    fits.
+    """``problem``: where and why the schema is not valid; ``error``: where the value breaks which rule. Empty if the
+    value fits.
     """
     try:
         validator = _validator(schema)

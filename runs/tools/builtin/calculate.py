@@ -28,9 +28,9 @@ _SIZE: dict[str, Any] = {"Emin": -DIGITS_MAX, "Emax": DIGITS_MAX - 1}
 _WORKING = Context(prec=DIGITS_MAX + 200, traps=[InvalidOperation, DivisionByZero, Overflow, Subnormal], **_SIZE)
 # Rounds off the last digits, so that the result of 1 / 3 * 3 is 1.
 _RESULT = Context(prec=DIGITS_MAX + 100, **_SIZE)
-# Of numbers with a fraction.
+# For numbers with a fraction.
 _SHOWN = Context(prec=28, **_SIZE)
-# Powers and roots take long with more digits.
+# Digits of powers with a fractional exponent, which take long with more.
 ROOT_DIGITS = 60
 
 
@@ -75,7 +75,7 @@ def _floor(left: Decimal, right: Decimal) -> Decimal:
 
 def _power(base: Decimal, exponent: Decimal) -> Decimal:
     if not base and exponent < 0:
-        raise ZeroDivisionError  # Decimal's is infinite
+        raise ZeroDivisionError  # Decimal's own result is infinite
     if exponent == exponent.to_integral_value():
         return base**exponent
     with localcontext(prec=ROOT_DIGITS):
@@ -83,7 +83,7 @@ def _power(base: Decimal, exponent: Decimal) -> Decimal:
 
 
 def _round(value: Decimal, places: Decimal = Decimal(0)) -> Decimal:
-    """Half away from zero."""
+    """Rounds half away from zero."""
     return value.quantize(Decimal(1).scaleb(-int(places)), ROUND_HALF_UP)
 
 

@@ -17,7 +17,7 @@ from runs.tools.base import (
 )
 
 PARK_SECONDS = 600
-# It ends a little earlier than its time.
+# The job ends a little before the time of the parked call.
 MARGIN_SECONDS = 10
 STEPS = 4
 
@@ -31,7 +31,7 @@ async def begin(definition: ToolDefinition, input: dict[str, Any], context: Tool
 
 
 async def look(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
-    """Progress at each quarter of the time, and then the result."""
+    """The progress at each quarter of the time, then the result."""
     if context.end_reason:
         return None
     task = json.loads(context.remote_task)

@@ -1,7 +1,7 @@
 """The built-in tool ``web_fetch``: the text of a public web page.
 
-Regular expressions replace ``html.parser``: they read each character once or twice whatever the page holds, while the
-time of the standard parser grows with the square of some inputs.
+Regular expressions are used instead of ``html.parser``: they read each character at most twice, while the time of the
+standard parser grows with the square of some inputs.
 """
 
 import html
@@ -32,7 +32,7 @@ TEXTS = frozenset({"application/json", "application/xml", "application/javascrip
 HEADERS = {"Accept": "text/html, text/*;q=0.9, application/json;q=0.8, */*;q=0.1"}
 CHARSET_SEARCHED_BYTES = 2048
 
-# Each costs a call in Python. With more, a page is shown as it is.
+# Each character reference costs a call in Python. In a page with more, they are not replaced.
 REFERENCES_MAX = 100_000
 # Elements whose content is not text of the page.
 _SILENT = "script|style|template|noscript|svg|iframe|object|canvas|textarea|select"
@@ -44,7 +44,8 @@ _BLOCKS = frozenset(_BLOCK_NAMES.split())
 # What is not text: a comment, a declaration, a silent element up to its end tag, and any other tag. Markup without an
 # end reaches to the end of the page, so no part of the page is read more than twice.
 _MARKUP = re.compile(
-    # The sign after "<" decides first: otherwise a page of "<" alone holds the interpreter's lock for half a second.
+    # The character after "<" is checked first: otherwise a page of only "<" holds the interpreter's lock for half a
+    # second.
     r"<(?=[!?a-z]|/[a-z])(?:!--.*?(?:-->|\Z)|[!?][^>]*>?"
     rf"|({_SILENT})(?![a-z0-9])[^>]*(?<!/)>.*?(?=</\1(?![a-z0-9])|\Z)"
     r"|/?([a-z][a-z0-9]*)[^>]*>?)",
@@ -88,7 +89,9 @@ def _text(answer: Answer) -> str:
 
 
 def decode(content: bytes, header: str) -> str:
-    """Bytes as text by the charset of the header, else by the page's own, else by UTF-8. Invalid bytes are replaced."""
+    """Bytes as text, by the charset of the header, or else that of the page, or else UTF-8. Invalid
+    bytes are replaced.
+    """
     named = CHARSET.search(header) or CHARSET.search(content[:CHARSET_SEARCHED_BYTES].decode("latin-1"))
     try:
         return content.decode(named[1] if named else "utf-8", "replace")

@@ -1,7 +1,7 @@
 """The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue.
 
-``client`` uses the official SDK, whose import takes memory and a second or two, so the first call imports it. It runs
-on the event loop of outbound requests, so that it cannot delay the engine's loop.
+``client`` uses the official SDK. Its import takes memory and a second or two, so the first call imports it. The SDK
+runs on the event loop of outbound requests, so that it cannot delay the engine's loop.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from runs.tools.base import Outcome, ToolContext, ToolDefinition
 
 
 async def execute(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the server's tool. Every failure there, and a result with ``isError``, is ``TOOL_ERROR``."""
+    """Call the server's tool. Every failure of the server, and a result with ``isError``, is ``TOOL_ERROR``."""
     call = await asyncio.to_thread(import_string, f"{__name__}.client.call")
     return await shared.run(call(definition, input, context))
 
@@ -27,7 +27,7 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
 
 
 def list_tools(url: str, headers: Mapping[str, str]) -> list[Any]:
-    """The SDK's ``Tool`` for each tool of a server: nothing of it is checked. For a thread: blocks for some seconds at
-    most. Raises ToolFailure.
+    """The SDK's ``Tool`` for each tool of a server, unchecked. Call it on a thread: it blocks for STAFF_REQUEST_SECONDS
+    at most. Raises ToolFailure.
     """
     return shared.submit(import_string(f"{__name__}.client.list_tools")(url, headers)).result()

@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A server may list its tools on pages. The limit protects from a list without an end.
+# A server may list its tools in pages. The limit protects against a list without an end.
 LIST_PAGES_MAX = 20
-# How often a call is made again at once, because its server asks for nothing that the user could answer.
+# How often a call is made in a row while its server asks only for things that the user cannot answer.
 ROUNDS_MAX = 10
-# Before it is made again for a server that asks for nothing at all: it wants to be asked later.
+# The pause before the next round if the server asks for nothing at all: it wants to be called again later.
 ROUND_SECONDS = 0.25
 
 
 class Tasks(ClientExtension):
-    """Declares that a server may make a task of a call, to servers of a revision that has tasks."""
+    """Tells servers whose revision has tasks that they may turn a call into a task."""
 
     identifier = tasks.EXTENSION
 
@@ -86,7 +86,7 @@ async def _with_server(
             async with Client(streams, client_info=who, cache=None, extensions=extensions) as client:
                 results.append(await work(client, transport))
     except Exception as error:
-        # Where the result is complete, a failure while the connection closes does not matter.
+        # If the result is complete, a failure while the connection closes does not matter.
         if not results:
             raise _failure(definition, transport, error) from None
     if not results:
@@ -95,7 +95,7 @@ async def _with_server(
 
 
 def _failure(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> Exception:
-    """The first failure: that of the transport, else the server's own error."""
+    """The first failure: that of the transport, or else the server's own error."""
     name = definition.name
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -107,7 +107,7 @@ def _failure(definition: ToolDefinition, transport: GuardedTransport, error: Bas
         return tool_error(f"{name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
         return tool_error(f"{name} answered with an error: {definition.without_secrets(error.message)}")
-    # Staff read what is wrong with a list of tools, a model does not.
+    # Details about a list of tools are for staff; a model does not get such details.
     if isinstance(error, ValueError) and transport.call is None:
         return tool_error(f"{name}: {definition.without_secrets(str(error))}")
     logger.warning("MCP server of %s failed", name, exc_info=error)
@@ -121,9 +121,9 @@ async def _make(
     client: Client,
     transport: GuardedTransport,
 ) -> Outcome:
-    """Call the tool, again where its server asks for something that is declined."""
+    """Call the tool, and call it again while its server only asks for things that are declined."""
     name = definition.remote_name or definition.name
-    # The SDK keeps what it lists: some arguments are repeated in headers.
+    # The SDK remembers the listed tools, because it repeats some arguments in headers.
     async for tools in _pages(client):
         if any(tool.name == name for tool in tools):
             break
@@ -157,8 +157,8 @@ async def _make(
 
 
 async def _unchecked(name: str, result: CallToolResult) -> None:
-    """In place of the SDK's check against the output schema, which is the server's own: such a check can take for ever,
-    and all else in the process waits meanwhile.
+    """Replaces the SDK's check against the output schema. The schema is the server's own, so such a check could take
+    for ever, and block the whole process.
     """
 
 

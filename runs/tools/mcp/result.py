@@ -1,4 +1,4 @@
-"""The result of a tool of an MCP server as a result of this service."""
+"""Translates the result of an MCP server's tool into a result of this service."""
 
 import base64
 
@@ -18,8 +18,8 @@ from runs.tools.files import image_of
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
-    """Text unchanged, links to resources as addresses, images, and the type of all other content. Raises ToolFailure
-    for the result of a tool that failed.
+    """Text unchanged, links to resources as addresses, images, and for other content only its type. Raises ToolFailure
+    if the tool failed.
     """
     parts: list[str] = []
     urls: list[str] = []
@@ -48,7 +48,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
 
 
 def _image(block: ContentBlock) -> ToolImage | None:
-    """The image of a block, which is base64 text; None for any other content."""
+    """The image of a block, whose data is base64 text; None for other content."""
     if isinstance(block, ImageContent):
         data, kind = block.data, block.mime_type
     elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):

@@ -1,6 +1,6 @@
 """Tasks of MCP servers (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for later.
 
-One look at a task is one POST, without the SDK and a connection of its own: there may be thousands of tasks.
+Each look at a task is one POST, without the SDK and without a session: there may be thousands of tasks.
 """
 
 import asyncio
@@ -49,18 +49,19 @@ logger = logging.getLogger(__name__)
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 REVISION = "2026-07-28"
-# What the server is told that this client can do: nothing else is offered to it.
+# The capabilities of this client, as the server is told: the server may use nothing else.
 CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}}
 
-# The server's `pollIntervalMs` is kept within these.
+# Limits of the server's `pollIntervalMs`.
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0
-# Without one, and while the server is away, each interval is twice as long as the one before.
+# Without `pollIntervalMs`, and while the server does not answer, each interval is twice the one before: from the first
+# to the second of these.
 POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 # The time of one request about a task.
 TASK_REQUEST_SECONDS = 30.0
 TASK_ID_MAX_CHARS = 1000
 
-# Schemas of questions are checked one at a time: they are rare, and hostile ones delay only each other.
+# Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other.
 _checks = ThreadPoolExecutor(1, "mcp-questions")
 
 
@@ -73,7 +74,7 @@ class Refused(Exception):
 
 
 class TaskCreated(Result):
-    """The result of a call that its server has made a task of. Nothing of it is checked but the id."""
+    """The result of a call that its server has turned into a task. Only the id of it is checked."""
 
     result_type: Literal["task"]
     task_id: str
@@ -82,7 +83,9 @@ class TaskCreated(Result):
 
 
 def parked(created: TaskCreated, before: Dialogue) -> Parked:
-    """What the server asked ``before`` counts too. Raises ToolFailure."""
+    """A new task as an outcome. The requests of the server in the dialogue ``before`` count, too.
+    Raises ToolFailure.
+    """
     task_id = created.task_id
     if not task_id or not is_storable(task_id, TASK_ID_MAX_CHARS):
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
@@ -92,7 +95,7 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
 
 
 async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
-    """Ask for the outcome of an open call, or cancel the task of one that has ended, which is tried once.
+    """Ask for the outcome of an open call. For an ended call, try once to cancel its task. Raises ToolFailure.
 
     Raises ToolFailure.
     """
@@ -137,7 +140,7 @@ def _open(dialogue: Dialogue, said: Any) -> Parked:
 
 
 async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dialogue) -> Dialogue:
-    """Send the answers that there are. If the server refuses them, it may ask again."""
+    """Send the answers, if there are any. If the server refuses them, it may ask again."""
     if not dialogue.answers:
         return dialogue
     try:
@@ -148,7 +151,7 @@ async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dial
 
 
 def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult | None:
-    """The result; None of a task that has not ended. Raises ToolFailure, Away."""
+    """The result of a task; None if it has not ended. Raises ToolFailure, Away."""
     name, status = definition.name, task.get("status")
     if status == "completed":
         try:
@@ -166,9 +169,10 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
 
 
 def _interval(given: Any, before: float | None) -> float:
-    """Seconds until the next look."""
+    """Seconds until the next look. ``given``: the server's `pollIntervalMs`; ``before``: the last interval."""
     if type(given) in (int, float):
-        # In this order, also of a number that is none, or that no float can be.
+        # ``max`` before ``min``, and ``given`` second: this also handles NaN and integers that are too large for a
+        # float.
         return min(max(POLL_MIN_SECONDS * 1000, given), POLL_MAX_SECONDS * 1000) / 1000
     return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
 
@@ -176,7 +180,7 @@ def _interval(given: Any, before: float | None) -> float:
 async def _request(
     definition: ToolDefinition, context: ToolContext, method: str, task_id: str, **params: Any
 ) -> dict[str, Any]:
-    """The result. Raises Away, Refused, or ToolFailure for an answer that is too large."""
+    """The result of the request. Raises Away, Refused, or ToolFailure for an answer that is too large."""
     meta = {
         PROTOCOL_VERSION_META_KEY: REVISION,
         CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
@@ -204,7 +208,9 @@ async def _request(
 
 
 def _moved(url: str, answer: Answer) -> str | None:
-    """Where the server wants the request instead, if that is on the same server: the SDK follows it with calls."""
+    """The address to which the server redirects, if it is on the same server; the SDK follows such
+    redirects of calls.
+    """
     if answer.status in (307, 308):
         with contextlib.suppress(ValueError):
             target = urljoin(url, answer.headers.get("Location", ""))

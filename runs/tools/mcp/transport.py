@@ -17,7 +17,7 @@ from runs.tools.questions import Dialogue
 
 # The DELETE that ends a session must not delay a result.
 CLOSE_SECONDS = 2.0
-# The SDK makes several errors for each value of a wrong type, and its event loop waits meanwhile.
+# The SDK creates several errors for each value of a wrong type, which blocks its event loop.
 VALUES_MAX = 20_000
 LINES_MAX = 50_000
 # The outbound client sets these itself.
@@ -31,7 +31,8 @@ class TooLarge(Exception):
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
 
-    The SDK replaces most exceptions, so its caller reads these two.
+    ``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer. The SDK replaces most
+    exceptions, so its caller reads these two.
     """
 
     def __init__(self, owner: str) -> None:
@@ -41,7 +42,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self.status_code = 0
 
     def call_with(self, input: dict[str, Any], dialogue: Dialogue) -> None:
-        """What the next calls of a tool send, with each digit of its numbers, which the SDK would round."""
+        """Set what the next calls of a tool send. Numbers keep all digits, which the SDK would round."""
         self.call = {"arguments": input}
         if dialogue.answers:
             self.call["inputResponses"] = dialogue.answers
@@ -63,7 +64,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                     owner=self.owner,
                 )
             if answer.headers.get("Content-Encoding", "identity") != "identity":
-                # The size limit counts bytes of the connection, and the request excludes compression.
+                # The size limit counts the bytes on the connection, so compression is not allowed.
                 raise TooLarge("The answer is compressed.")
         except BaseException as error:
             exchange.close()
@@ -77,7 +78,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return body or None
         message["params"] |= self.call
         capabilities = message["params"].get("_meta", {}).get(CLIENT_CAPABILITIES_META_KEY)
-        # Older revisions ask on the open connection, on which nobody could answer in time.
+        # Older revisions of the protocol have no capabilities here: they ask on the open connection, where nobody could
+        # answer in time.
         if capabilities is not None:
             # The SDK would declare that addresses can be shown to the user, too.
             capabilities["elicitation"] = {"form": {}}
@@ -92,7 +94,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class Body(httpx2.AsyncByteStream):
-    """An answer's body, of at most TOOL_ANSWER_MAX_BYTES, LINES_MAX and about VALUES_MAX."""
+    """An answer's body, with at most TOOL_ANSWER_MAX_BYTES, LINES_MAX and about VALUES_MAX values."""
 
     def __init__(self, transport: GuardedTransport, request: httpx2.Request, exchange: Exchange) -> None:
         self.transport, self.request, self.exchange = transport, request, exchange
@@ -102,7 +104,8 @@ class Body(httpx2.AsyncByteStream):
         try:
             async for part in self.exchange.parts(most):
                 body += part
-                # Each time that it has grown by a quarter: all checks together take no longer than five of the whole.
+                # Checked each time the body has grown by a quarter: all checks together take no longer than five checks
+                # of the whole.
                 if len(body) > most or len(body) >= 1.25 * checked:
                     checked = len(body)
                     require_readable(bytes(body), len(body) > most)
@@ -119,7 +122,7 @@ def require_readable(body: bytes, is_too_long: bool = False) -> None:
     """Raises TooLarge."""
     if is_too_long:
         raise TooLarge(f"The answer has more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
-    # Of an event stream, whose lines the SDK reads one by one.
+    # This limits event streams, whose lines the SDK reads one by one.
     if max(body.count(b"\n"), body.count(b"\r")) > LINES_MAX:
         raise TooLarge(f"The answer has more than {LINES_MAX} lines.")
     if count_values(body) > VALUES_MAX:
@@ -127,7 +130,9 @@ def require_readable(body: bytes, is_too_long: bool = False) -> None:
 
 
 def count_values(body: bytes) -> int:
-    """The commas outside of texts. No text has a line break, so a quotation mark in a comment opens none."""
+    """The commas outside of JSON strings. No string has a line break, so a quotation mark in a comment line affects
+    only that line.
+    """
     if body.count(b",") <= VALUES_MAX:
         return 0
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
