@@ -84,6 +84,13 @@ def test_a_header_may_have_any_characters(call, liar, place: str) -> None:
     assert call(http_tool(f"{liar.url}/mcp", name="lie", node_type="mcp"), {}).text == "done"
 
 
+def test_a_long_content_type_is_not_read(call, liar) -> None:
+    """To read one takes the event loop a time that grows faster than its length."""
+    liar.as_event, liar.headers_too = True, [("Content-Type", ";" * 60_000)]
+    with pytest.raises(ToolFailure, match="content type"):
+        call(http_tool(f"{liar.url}/mcp", name="lie", node_type="mcp"), {})
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

@@ -20,6 +20,8 @@ CLOSE_SECONDS = 2.0
 # The SDK creates several errors for each value of a wrong type, which blocks its event loop.
 VALUES_MAX = 20_000
 LINES_MAX = 50_000
+# The parser of the SDK's library takes long for long ones.
+CONTENT_TYPE_MAX_CHARS = 1000
 # The outbound client sets these itself.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
@@ -66,6 +68,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 # The size limit counts the bytes on the connection, so compression is not allowed.
                 raise TooLarge("The answer is compressed.")
+            if sum(map(len, answer.headers.getall("Content-Type", ()))) > CONTENT_TYPE_MAX_CHARS:
+                raise TooLarge("The content type of the answer is too long.")
         except BaseException as error:
             exchange.close()
             raise self.failed(request, error) from None
