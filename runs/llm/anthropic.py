@@ -160,13 +160,13 @@ def _thinking(request: ModelRequest) -> dict[str, Any]:
 
 
 def _is_without_thinking(request: ModelRequest) -> bool:
-    """Whether the turn continues calls of another model. After a turn with calls, the provider refuses to think unless
-    that turn begins with the model's own thinking.
+    """Whether the turn continues calls whose thinking is not sent back, such as those of another model. After a turn
+    with calls, the provider refuses to think unless that turn begins with the model's own thinking.
     """
     last = next((message for message in reversed(request.messages) if not isinstance(message, ToolMessage)), None)
     if not isinstance(last, AssistantMessage) or not last.tool_calls:
         return False
-    return last.origin != request.model.origin or not last.reasoning
+    return last.origin != request.model.origin or not last.reasoning or not request.model.dialect.reasoning_back
 
 
 def _tools(request: ModelRequest) -> list[dict[str, Any]]:

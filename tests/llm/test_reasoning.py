@@ -232,7 +232,9 @@ def test_no_thinking_is_asked_for_within_the_calls_of_another_model():
     thought = ({"item": {"type": "thinking", "thinking": "", "signature": "s"}, "characters": 0, "calls": 0},)
 
     assert "thinking" not in next_body(AssistantMessage("", call), "anthropic", **parameters)
-    assert "thinking" in next_body(AssistantMessage("", call, thought, "same"), "anthropic", **parameters)
+    own = AssistantMessage("", call, thought, "same")
+    assert "thinking" in next_body(own, "anthropic", **parameters)
+    assert "thinking" not in next_body(own, "anthropic", dialect={"reasoningBack": False}, **parameters)
     assert "thinking" in next_body(AssistantMessage("Done."), "anthropic", **parameters)
 
 
