@@ -23,7 +23,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 2.0
-# Versions of agents that a process keeps. Each can have 100,000 characters of instructions.
+# The most versions of agents that a process caches. Each can have 100,000 characters of instructions.
 VERSIONS_KEPT = 100
 REFERENCE = re.compile(r"([A-Za-z0-9_-]{1,64})(?:@([1-9][0-9]{0,8}))?")
 
@@ -32,23 +32,23 @@ REFERENCE = re.compile(r"([A-Za-z0-9_-]{1,64})(?:@([1-9][0-9]{0,8}))?")
 class Catalogue:
     models: dict[str, ModelDefinition]
     tools: dict[str, ToolDefinition]
-    # Of each model, also of a disabled one: runs that use it go on with them.
+    # By model, also for disabled models: runs that use a disabled model continue with its fallbacks.
     fallbacks: dict[str, list[str]] = field(default_factory=dict)
     agents: dict[str, AgentVersion] = field(default_factory=dict)
-    # By ``agent`` or ``model`` and its name.
+    # By kind (``agent`` or ``model``) and name.
     typical: dict[tuple[str, str], TypicalCredits] = field(default_factory=dict)
     read_at: float = 0.0
 
     def model(self, name: str | None) -> ModelDefinition | None:
-        """The enabled model of that name; the default one for None."""
+        """The enabled model with this name; for None, the default model."""
         if name is not None:
             return self.models.get(name)
         return next((model for model in self.models.values() if model.is_default), None)
 
     def chain(self, requested: str | None, resolved: str | None) -> list[ModelDefinition]:
-        """The models that a run may ask, in order: from the one that answered last, or else the requested one, through
-        the fallbacks of the requested one. A run that named none, or one that is deleted, keeps the one that answered
-        last, with its fallbacks.
+        """The models that a run may ask, in order: the requested one and its fallbacks, beginning with the model that
+        answered last (``resolved``) if it is among them. If the run requested no model, or a deleted one, it keeps the
+        model that answered last, with that model's fallbacks.
         """
         default = self.model(None)
         first = requested or (default.name if default else None)
@@ -60,7 +60,7 @@ class Catalogue:
         return models[at:] + models[:at]
 
     def tools_for(self, allowed: list[str] | None) -> dict[str, ToolDefinition]:
-        """The enabled tools whose names are in ``allowed``, or all for None."""
+        """The enabled tools whose names are in ``allowed``; for None, all enabled tools."""
         if allowed is None:
             return self.tools
         return {name: tool for name, tool in self.tools.items() if name in allowed}
@@ -73,8 +73,8 @@ _forgotten_at = 0.0
 
 
 def read() -> Catalogue:
-    """The enabled models, tools and agents. Of the threads that find them older than ``MAX_AGE_SECONDS``, one reads
-    them; until it has, the others use older ones, up to twice that age.
+    """The enabled models, tools and agents. If they are older than ``MAX_AGE_SECONDS``, one thread reads them again;
+    meanwhile the other threads use the older ones, up to twice that age.
     """
     current = _current
     age = math.inf if current is None else time.monotonic() - current.read_at
@@ -110,14 +110,14 @@ def refresh() -> Catalogue:
         read_at=started,
     )
     with _lock:
-        # Another thread may have started later, or have changed a row meanwhile, and seen more.
+        # Another thread may have started its read later, or changed a row meanwhile: then its catalogue is newer.
         if started > _forgotten_at and (_current is None or _current.read_at < started):
             _current = current
     return current
 
 
 def find_models(requested: str | None, resolved: str | None) -> list[ModelDefinition]:
-    """``Catalogue.chain``; if this process knows none, it looks in the database."""
+    """``Catalogue.chain``. If the cached catalogue has no model for it, the database is read."""
     return remembered().chain(requested, resolved) or refresh().chain(requested, resolved)
 
 
@@ -126,30 +126,30 @@ def models_of(run: Run) -> list[ModelDefinition]:
 
 
 def requested_model(run: Run, agent: AgentVersion | None) -> str | None:
-    """The model that the run's request named, or that of its agent; None for the default one."""
+    """The model that the run's request named, or else its agent's; None for the default model."""
     return run.requested_model or (agent.model if agent else None)
 
 
 def learn_tools(names: Collection[str]) -> None:
-    """Read the catalogue now if the database has one of the tools, which this process does not know."""
+    """Read the catalogue now if the database has one of these tools, which this process does not know."""
     if Tool.objects.filter(enabled=True, name__in=names).exists():
         refresh()
 
 
 def tools_named(names: Collection[str]) -> dict[str, ToolDefinition]:
-    """The tools of these names, also disabled ones, but none whose secrets cannot be read."""
+    """The tools with these names, also disabled ones, but without tools whose secrets cannot be read."""
     return _tools(Tool.objects.filter(name__in=names))
 
 
 def display_names(names: Collection[str]) -> dict[str, str]:
-    """The names that people see, of those tools that exist, also of disabled ones."""
+    """The display names of the tools that exist, also of disabled ones, by name."""
     shown = Tool.objects.filter(name__in=names).exclude(display_name="")
     return dict(shown.values_list("name", "display_name")) if names else {}
 
 
 def find_agent(reference: str) -> AgentVersion | None:
-    """The version that ``name`` (its current one) or ``name@3`` means; None if there is no such enabled agent. A name
-    that this process does not know is looked up in the database.
+    """The version for ``name`` (the current version) or ``name@3``; None if there is no such enabled agent. A name that
+    this process does not know is looked up in the database.
     """
     match = REFERENCE.fullmatch(reference)
     if match is None:
@@ -164,14 +164,14 @@ def find_agent(reference: str) -> AgentVersion | None:
 
 
 def current_agents() -> dict[str, AgentVersion]:
-    """The current versions of the enabled agents by name, with the columns that lists show."""
+    """The current versions of the enabled agents, by name, with only the columns that lists show."""
     rows = AgentVersion.objects.filter(agent__enabled=True, number=F("agent__version")).select_related("agent")
     shown = ("agent__name", "agent__display_name", "agent__description", "number", "model", "tools")
     return {row.name: row for row in rows.only(*shown).order_by("agent__name")}
 
 
 def version_of(reference: str | None) -> AgentVersion | None:
-    """The version that a run is pinned to, also of a disabled agent. Raises AgentVersion.DoesNotExist."""
+    """The version that a run is pinned to, also if its agent is disabled. Raises AgentVersion.DoesNotExist."""
     if reference is None:
         return None
     name, _, number = reference.partition("@")
@@ -189,7 +189,7 @@ def check_offered(
     offered = read()
     agents_model = given.model if given is not None and model is None else None
     if offered.model(agents_model or model) is None or not offered.tools.keys() >= set(tools or ()):
-        offered = refresh()  # perhaps it was added a moment ago
+        offered = refresh()  # the row may be newer than the cache
     problems: dict[str, list[str]] = {}
     if agent is not None and given is None:
         problems["agent"] = [f"There is no agent named {agent}.", *did_you_mean(agent, offered.agents)]
@@ -201,7 +201,7 @@ def check_offered(
         problems["model"] = ["There is no default model; name one."] if model is None else unknown
     for index, name in enumerate(tools or ()):
         if name not in offered.tools:
-            # Looking for the nearest name takes time, so only the first problem, which `message` shows, has it.
+            # A search for similar names takes time, so it is made only for the first problem, which `message` shows.
             meant = [] if problems else did_you_mean(name, offered.tools)
             problems[f"tools.{index}"] = [f"There is no tool named {name}.", *meant]
         elif given is not None and given.tools is not None and name not in given.tools:
@@ -226,13 +226,15 @@ def _tools(rows: QuerySet[Tool]) -> dict[str, ToolDefinition]:
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
-    """The definitions of the rows by name. Those that cannot be read are logged, so that only what uses them fails."""
+    """The definitions of the rows by name. Rows that cannot be read are logged and left out, so that only their users
+    fail.
+    """
     what, found = rows.model._meta.verbose_name, dict[str, T]()
     try:
         read = list(rows.order_by("name"))
     except DecryptionFailed:
         plain = dict.fromkeys(secrets)
-        # The secrets of each of the others are read when its definition is made.
+        # The secrets of the other rows are read one by one, when their definitions are made.
         read = [*rows.filter(**plain), *rows.exclude(**plain).defer(*secrets)]
         read.sort(key=lambda row: row.name)
     for row in read:
@@ -250,7 +252,9 @@ def _fallbacks() -> dict[str, list[str]]:
 
 
 def forget() -> None:
-    """Drop this process's cache, so that the next use reads the rows. Other processes follow in MAX_AGE_SECONDS."""
+    """Drop this process's cache, so that the next use reads the rows. Other processes read them within
+    MAX_AGE_SECONDS.
+    """
     global _current, _forgotten_at
     with _lock:
         _current, _forgotten_at = None, time.monotonic()

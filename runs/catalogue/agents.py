@@ -1,4 +1,4 @@
-"""What staff write of agents: checked, and stored as versions that never change."""
+"""Agents as staff write them: checked, and stored as versions that never change."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Too
 AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
 
 DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200
-# The columns of a version with the values that stand for "nothing of its own".
+# The columns of a version, with the default values, which mean "nothing of its own".
 CONTENT: dict[str, Any] = {
     column.name: column.get_default()
     for column in AgentVersion._meta.concrete_fields
@@ -26,7 +26,9 @@ CONTENT: dict[str, Any] = {
 
 
 class Saved(NamedTuple):
-    """``changed``: the columns whose values are new. ``is_new_version``: whether one of them belongs to a version."""
+    """``changed``: the columns whose values have changed. ``is_new_version``: whether one of them is a column of a
+    version.
+    """
 
     agent: Agent
     is_new_version: bool
@@ -34,15 +36,16 @@ class Saved(NamedTuple):
 
 
 def save(name: str, *, display_name: str, description: str = "", enabled: bool = True, **content: Any) -> Saved:
-    """Store an agent by its name, and a new version if something of ``CONTENT`` changes; what is left out of it has its
-    default. Amounts are micro-credits. Raises ValidationError.
+    """Store an agent by its name, and a new version if a column of ``CONTENT`` changes. Columns that are not given get
+    their defaults. Amounts are micro-credits. Raises ValidationError.
     """
     shown = {"display_name": display_name, "description": description, "enabled": enabled}
     version = CONTENT | content
     if problems := problems_of(name, shown, version):
         raise serializers.ValidationError(problems)
     with transaction.atomic():
-        # Two callers may create it at the same time: there is one row, and its lock gives each version its own number.
+        # Two callers may create the agent at the same time: then there is one row, and its lock gives each version its
+        # own number.
         Agent.objects.get_or_create(name=name, defaults=shown)
         agent = _lock(name)
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()
@@ -60,7 +63,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
 def differs(current: AgentVersion, column: str, value: Any) -> bool:
     before = getattr(current, column)
     if column == "tools" and before is not None and value is not None:
-        return sorted(before) != sorted(value)  # their order means nothing
+        return sorted(before) != sorted(value)  # the order of tools has no meaning
     return not same_json(before, value)
 
 

@@ -1,5 +1,5 @@
-"""A model of the catalogue as the engine and the API see it, with its dialect: what its server or the model wants
-otherwise than the protocol says, by profiles and by what staff set.
+"""A model of the catalogue as the engine and the API see it, with its dialect: where its server or the model differs
+from the protocol, by built-in profiles and by what staff set.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from runs.models import AgentModel
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """docs/models.md says what each field means; the names in the admin and in the catalogue file are these in
-    camelCase.
-    """
+    """docs/models.md explains the fields. Their names in the admin and in the catalogue file are in camelCase."""
 
     max_tokens_field: str = "max_tokens"
     stream_options: bool = True
@@ -50,7 +48,7 @@ CHOICES = {
     }.items()
 }
 REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
-# Chat completions with tools are refused unless the model does not reason.
+# These models refuse chat completions with tools unless reasoning is off.
 NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
 # claude-3-5-haiku-20241022, claude-opus-4-20250514, claude-opus-4-7, claude-sonnet-5, claude-mythos-preview
 CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
@@ -75,7 +73,7 @@ HOSTS: dict[str, dict[str, Any]] = {
 
 
 def _profile(server: Server, model: str) -> dict[str, Any]:
-    """What the server and the model want otherwise."""
+    """The fields in which the server and the model differ from the protocol."""
     found: dict[str, Any] = {}
     reasons = REASONING_MODEL.search(model) is not None
     if server.kind == "anthropic":
@@ -84,14 +82,14 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
     elif server.kind == "openai_responses":
         found = {"reasoning_back": True, "sampling": not reasons, "counts_tokens": server.host == "api.openai.com"}
     elif server.kind == "openai":
-        # Few servers of chat completions read PDF files.
+        # Most servers of chat completions do not read PDF files.
         found = {"file_input": False}
         if server.host == "api.openai.com" or server.is_azure:
             found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
             found |= {"system_role": "developer", "sampling": False} if reasons else {}
             found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
         if "deepseek" in model.lower():
-            # Its thinking models refuse a turn with calls without its reasoning.
+            # DeepSeek's thinking models refuse a turn with calls whose reasoning is missing.
             found["reasoning_back"] = True
     if server.host == "api.openai.com":
         found["prompt_cache_key"] = True
@@ -101,7 +99,9 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
 
 
 def _claude_since(model: str, *version: int) -> bool:
-    """Whether the model is a Claude of that version or newer. The first ones have the version before the family."""
+    """Whether the model is a Claude of this version or newer. The names of the first models have the version before the
+    family.
+    """
     found = CLAUDE.search(model)
     if found is None:
         return False
@@ -109,12 +109,12 @@ def _claude_since(model: str, *version: int) -> bool:
 
 
 def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> Dialect:
-    """The model's profile, and over it what staff set. Raises ValueError."""
+    """The model's profile, overridden by the values that staff set (``own``). Raises ValueError."""
     given = {NAMES[name]: value for name, value in check_dialect(own).items()}
     return Dialect(**_profile(server, provider_model) | given)
 
 
-# By the annotation of the field.
+# The checks by the type annotation of the field.
 TYPES: dict[Any, Check] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "bool | None": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
@@ -125,7 +125,7 @@ CHECKS = {camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for fi
 
 
 def check_dialect(value: Any) -> dict[str, Any]:
-    """As ``check_names``."""
+    """``value``, if it is a valid dialect; see ``check_names``. Raises ValueError."""
     return check_names(value, CHECKS)
 
 
@@ -164,11 +164,11 @@ class ModelDefinition:
 
     @property
     def origin(self) -> str:
-        """Who may get reasoning back: this provider's model only, by the protocol that it came by."""
+        """Identifies who may get reasoning back: only this model of this provider, over the same protocol."""
         return f"{self.server.kind}:{self.server.name}/{self.provider_model}"
 
     def cost(self, input_tokens: int, cached: int, cache_write: int, output_tokens: int) -> int:
-        """The price of a turn. ``cached`` and ``cache_write`` are parts of ``input_tokens``."""
+        """The price of a turn in micro-credits. ``cached`` and ``cache_write`` are parts of ``input_tokens``."""
         plain = max(0, input_tokens - cached - cache_write)
         return (
             money.price(plain, self.price_in)

@@ -1,6 +1,6 @@
-"""The kinds of entries of the catalogue file: what an entry may say, and how its row is found, stored and written. A
-new field is a name in ``Meta.fields``; its default is that of the model. ``${VARIABLE}`` stands for a value of the
-environment in secrets and addresses.
+"""The kinds of entries of the catalogue file: what an entry may contain, and how its row is found, stored and exported.
+A new field is a name in ``Meta.fields``; its default is that of the model. In secrets and addresses, ``${VARIABLE}``
+stands for the value of an environment variable.
 """
 
 import re
@@ -35,11 +35,11 @@ from runs.tools.schema import check_schema
 from webhooks import services
 from webhooks.models import Endpoint
 
-# Base64, as hexadecimal digits are too.
+# Base64; hexadecimal digits are a special case of it.
 ENDPOINT_SECRET = re.compile(r"(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
-# The value of a secret that no key decrypts: unlike that of any in a file.
+# Stands for a secret that no key decrypts; no file can contain this value.
 LOST = "\0"
-# An entry of the file: where it stands, and the columns that it sets.
+# An entry of the file: its path in the file, and the columns that it sets.
 Given: TypeAlias = tuple[Path, dict[str, Any]]
 
 _price = partial(CreditsNumberField, minimum=0)
@@ -53,7 +53,9 @@ def stored(row: Any, column: str) -> Any:
 
 
 def new_variable(names: list[str], *parts: str) -> str:
-    """``${NAME}`` of a variable that is not among the ``names`` yet."""
+    """``${NAME}`` for a new variable. Its name is made of ``parts``, and is added to ``names``, in
+    which it is unique.
+    """
     base = name = "_".join(re.sub(r"[^A-Z0-9]+", "_", part.upper()).strip("_") for part in parts)
     while name in names:
         name = f"{base}_{int(name.removeprefix(base)[1:] or 1) + 1}"
@@ -62,8 +64,8 @@ def new_variable(names: list[str], *parts: str) -> str:
 
 
 class Entry(CamelSerializer, serializers.ModelSerializer):
-    """One row of the file. The validated value is its columns; a column that is kept is not among them. What may be
-    secret is write-only.
+    """One entry of the file. Its validated value is a dict of the row's columns, without the columns that stay
+    unchanged. Fields that may be secret are write-only.
     """
 
     serializer_field_mapping: ClassVar = {
@@ -75,13 +77,14 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     }
     serializer_choice_field = OneOf
     default_error_messages: ClassVar = {"invalid": "It must be a mapping."}
-    # The columns of addresses that may have variables. Another column, ``…_source``, is for the file's own text of it.
+    # The columns of addresses that may have variables. A second column, ``…_source``, stores the file's own text of the
+    # address.
     addresses: ClassVar[tuple[str, ...]] = ()
-    # What the names of variables begin with.
+    # The prefix of the names of variables.
     prefix: ClassVar[str] = ""
-    # Without their secrets: perhaps no key decrypts one.
+    # The rows without their secrets, which perhaps no key decrypts.
     queryset: QuerySet[Any]
-    # Whether the file has a list of entries, or one without a name.
+    # Whether the file has a list of these entries, or one entry without a name.
     is_list: ClassVar = True
     Meta: Any
 
@@ -96,7 +99,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         return {str(field.field_name) for field in self.secrets.values()} | {"isDefault"}
 
     def build_standard_field(self, field_name: str, model_field: Any) -> Any:
-        """Without a query for other rows with the same name: those are changed."""
+        """Without DRF's check that the name is unique: an entry with the name of a row changes that row."""
         built, kwargs = super().build_standard_field(field_name, model_field)
         return built, {name: value for name, value in kwargs.items() if name != "validators"}
 
@@ -104,24 +107,24 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         return {row.name: row for row in self.queryset.order_by("name")}
 
     def blank(self, name: str, node_type: str) -> Any:
-        """A new row, which has the default values."""
+        """A new row with the default values."""
         return self.Meta.model()
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """The row as the file has it, without what may be secret."""
+        """The row as in the file, without fields that may be secret."""
         found = serializers.ModelSerializer.to_representation(self, instance)
         return found | {camel(column): self.address(instance, column) for column in self.addresses}
 
     def address(self, row: Any, column: str) -> str:
-        """The address, or the text with variables of which it was made: it still counts as made of that text if only
-        the parts that were variables differ. Staff may have written another one since.
+        """The address, or the text with variables from which it was made. The text is used if the stored address still
+        matches it, with any values of the variables; otherwise staff have written another address since.
         """
         url, source = getattr(row, column), getattr(row, f"{column}_source")
         pattern = VARIABLE.sub(lambda found: "${" if found[1] is None else "*", escape(source))
         return str(source if source and fnmatchcase(url, pattern) else url.replace("${", "$${"))
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values, as in the file, of the fields that an entry may leave out."""
+        """The default values, as in the file, of the fields that an entry may leave out."""
         name = given.get("name")
         shown = self.to_representation(self.blank(name if isinstance(name, str) else "", given.get("nodeType", "")))
         required = {name for name, field in self.fields.items() if field.required} | {"displayName"}
@@ -147,10 +150,12 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         return name
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
-        """Tell ``wrong`` the mistakes that an entry alone does not show. Replace names of other rows by the rows."""
+        """Report to ``wrong`` the mistakes that only all entries together show. Replace names of other rows by the
+        rows.
+        """
 
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
-        """Store a row whose columns ``changed``. Whether something is different now. Raises ValidationError."""
+        """Store a row whose columns ``changed``. Returns whether anything is different now. Raises ValidationError."""
         row.save(force_insert=is_new, update_fields=None if is_new else changed)
         return True
 
@@ -158,7 +163,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         self.queryset.filter(name=name).update(enabled=False)
 
     def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
-        """The entry of an export. Adds the names of its variables to ``variables``."""
+        """The entry of this row in an export. Adds the names of its variables to ``variables``."""
         shown = self.to_representation(row)
         defaults = self.defaults(shown)
         found = {
@@ -237,7 +242,7 @@ class ModelEntry(Entry):
                 wrong((*path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
 
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
-        if row.is_default and "is_default" in changed:  # the row of an earlier default is out of date
+        if row.is_default and "is_default" in changed:  # ``row`` was read before another default was stored
             rules.replace_default(row)
         return super().store(row, values, is_new, changed)
 
@@ -287,8 +292,8 @@ class ToolEntry(Entry):
 
 
 class AgentEntry(Entry):
-    """The columns of an agent and of its version. ``agents.save``, which makes a version of a change, has the other
-    rules.
+    """The columns of an agent and of its version. The other rules are in ``agents.save``, which stores a change as a
+    new version.
     """
 
     name = Text()
@@ -324,7 +329,7 @@ class AgentEntry(Entry):
 
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         try:
-            # The order of an agent's tools, for example, is no change.
+            # Not every difference is a change: the order of an agent's tools, for example, is none.
             return bool(agents.save(**values).changed)
         except serializers.ValidationError as error:
             problems: Any = error.detail
@@ -350,7 +355,7 @@ class EndpointEntry(Entry):
         fields = ("url", "secret", "enabled")
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """What follows the host is a variable: for many receivers it is the credential."""
+        """The part after the host is written as a variable: many receivers use it as the credential."""
         found, parts = super().to_representation(instance), urlsplit(instance.url)
         if parts.path not in ("", "/") or parts.query:
             host = f"{parts.scheme}://{parts.netloc}".replace("${", "$${")
@@ -358,7 +363,7 @@ class EndpointEntry(Entry):
         return found
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Looks a new address up on the network."""
+        """Resolves the host of a new address on the network."""
         endpoint = self.rows().get("")
         if not values.get("secret") and (endpoint is None or "secret" in values):
             raise serializers.ValidationError({"secret": ["This field is required."]})
@@ -385,7 +390,7 @@ class EndpointEntry(Entry):
         services.change(services.INSTALLATION, enabled=False)
 
 
-# In the order in which they refer to each other.
+# Ordered so that entries only refer to entries of kinds before them.
 ENTRIES: dict[str, Entry] = {
     "providers": ProviderEntry(),
     "models": ModelEntry(),

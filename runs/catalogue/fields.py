@@ -14,7 +14,7 @@ from runs.catalogue import rules
 from runs.tools.base import is_address, parse_headers
 
 VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
-# What the columns of both databases hold.
+# The largest integer that the columns of both databases can hold.
 WHOLE_MAX = 2**31 - 1
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
 
@@ -40,7 +40,7 @@ def _variable(found: re.Match[str]) -> str:
 
 
 def checked(check: Callable[[Any], Any], value: Any) -> Any:
-    """``check(value)``, with its ValueError as a mistake of the field."""
+    """``check(value)``; its ValueError becomes a ValidationError of the field."""
     try:
         return check(value)
     except ValueError as error:
@@ -75,7 +75,9 @@ class Address(Text):
 
 
 class Secret(Text):
-    """Never shown. ``null`` and an empty one remove the stored one, which stays if the file leaves it out."""
+    """A secret, which is never shown. ``null`` or an empty text removes the stored secret; without the field, the
+    secret stays.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**OPTIONAL | {"allow_blank": True, "write_only": True} | kwargs)
@@ -89,7 +91,7 @@ class Secret(Text):
 
 
 class Headers(Secret):
-    """A mapping of names to secret values, as JSON text."""
+    """A mapping of header names to secret values; stored as JSON text."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, dict):

@@ -1,5 +1,5 @@
-"""The catalogue as a YAML file. A mistake in it changes nothing, and is told with its line and field. Secrets are never
-written or told.
+"""The catalogue as a YAML file. If the file has a mistake, nothing changes; messages give the line and the field.
+Secrets are never exported or shown.
 """
 
 import logging
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 LOG_MAX_CHARS = 4000
 SHOWN_MAX_CHARS = 300
-# The levels of a file around a value of a row.
+# The levels of the file above a value of a row.
 LEVELS = 3
 MISTAKES_MAX = 50
 DEMO = "demo"
-# Columns of JSON whose keys have an order, and where 1 is not true.
+# JSON columns in which the order of keys matters, and in which 1 differs from true.
 EXACT = {"parameters", "input_schema", "output_schema"}
 
 
@@ -42,8 +42,8 @@ class CatalogueError(ValueError):
 
 
 class Work:
-    """One apply: what the file says, the mistakes in it, and the ``changes``: lines for people by the place of a row,
-    such as ``models.llama``.
+    """One application of a file: its content, the mistakes in it, and the ``changes``: lines for people, by the path of
+    a row, such as ``models.llama``.
     """
 
     def __init__(self, source: str, raw: bytes) -> None:
@@ -64,7 +64,7 @@ class Work:
         self.stop()
 
     def wrong(self, path: yaml.Path, detail: Any) -> None:
-        """Note a mistake, or those of a ValidationError's ``detail``. No message repeats a secret."""
+        """Record a mistake, or all mistakes of a ValidationError's ``detail``. No message repeats a secret."""
         if isinstance(detail, dict):
             for name, inner in detail.items():
                 self.wrong(path if name == api_settings.NON_FIELD_ERRORS_KEY else (*path, name), inner)
@@ -89,18 +89,18 @@ class Work:
         found = sorted(self.mistakes, key=lambda mistake: mistake[0])
         lines = [f"{self.source}, line {line}: {text}" for line, text in found[:MISTAKES_MAX]]
         lines += ["… and more"] if len(found) > MISTAKES_MAX else []
-        # Names of the file must not control the terminal.
+        # Names from the file must not send control characters to the terminal.
         raise CatalogueError("\n".join(map(_printable, lines)))
 
     def items(self, key: str, entry: Entry) -> list[tuple[yaml.Path, Any]]:
-        """The entries of one kind, and where they stand."""
+        """The entries of one kind, with their paths in the file."""
         value = self.data.get(key)
         if not entry.is_list:
             return [((key,), value)] if value is not None else []
         return [((key, index), item) for index, item in enumerate(value)] if isinstance(value, list) else []
 
     def read(self, key: str, entry: Entry) -> dict[str, Given]:
-        """The valid entries by their names; the mistakes of the others are noted."""
+        """The valid entries by name; the mistakes of the others are recorded."""
         found = dict[str, Given]()
         if entry.is_list and not isinstance(self.data[key], list):
             self.wrong((key,), "A list is required; [] is the empty one.")
@@ -143,8 +143,9 @@ class Work:
 
 
 def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) -> Work:
-    """Bring the catalogue to what the file says; with ``check``, only find out what would change. ``prune`` disables
-    the rows that a table of the file does not list. ``source`` names the file in messages.
+    """Change the catalogue to what the file says; with ``check``, only find out what would change. ``prune`` also
+    disables rows that are missing in a list of the file. ``source`` is the name of the file in messages. Raises
+    CatalogueError. Resolves a host name on the network, so no transaction may be open.
 
     Raises CatalogueError. Resolves a host on the network: no transaction may be open.
     """
@@ -167,8 +168,9 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
-    """The line where the file lists the row of this name, and the fields in which they differ; None if it does not list
-    it. Without the fields if it has a mistake, such as a variable that this process lacks. Raises CatalogueError.
+    """The line at which the file lists the row with this name, and the fields in which the two differ; None if the file
+    does not list the row. No fields are returned if the entry has a mistake, such as a variable that this process
+    lacks. Raises CatalogueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
     listed = ((path, item) for path, item in work.items(key, entry) if isinstance(item, dict))
@@ -185,10 +187,10 @@ def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[st
 
 
 def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tuple[list[str], list[str]]:
-    """Give the row the values. Returns the columns that differ then, and lines for people."""
+    """Give the row the values, without saving it. Returns the columns that change, and lines for people."""
     moved = (column for column in entry.addresses if column in values)
     if not is_new and not all(same_server(getattr(row, column), values[column]) for column in moved):
-        # The stored secrets are for the stored address.
+        # The stored secrets belong to the stored address: a new server does not get them.
         values |= dict.fromkeys(entry.secrets) | values
     before = entry.to_representation(row)
     changed = [
@@ -216,13 +218,13 @@ def _lines(name: str, before: Any, after: Any, is_new: bool) -> list[str]:
         return [f"  {name}: {_shown(after)}"]
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
         difference = list(unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm=""))
-        # The first two lines name files. JSON has no control characters, which would reach the terminal.
+        # The first two lines name files. The texts are shown as JSON, without control characters for the terminal.
         return [f"  {name}:"] + [f"    {line[0]} {_shown(line[1:])[1:-1]}" for line in difference[2:] if line[0] != "@"]
     return [f"  {name}: {_shown(before)} → {_shown(after)}"]
 
 
 def _survives(row: Any) -> bool:
-    """Whether a prune leaves a row enabled, because it is part of each installation."""
+    """Whether ``prune`` leaves a row enabled, because it is part of each installation."""
     return (isinstance(row, (Provider, AgentModel)) and row.name == DEMO) or getattr(row, "node_type", "") == BUILTIN
 
 
@@ -235,7 +237,7 @@ def _printable(line: str) -> str:
 
 
 def _warnings() -> Iterator[str]:
-    """What of the catalogue cannot be used."""
+    """Warnings about parts of the catalogue that cannot be used."""
     usable = AgentModel.objects.filter(enabled=True, provider__enabled=True)
     for row in Provider.objects.filter(models__in=usable).only("name").order_by("name").distinct():
         if problem := problem_of(row):
@@ -248,7 +250,7 @@ def _warnings() -> Iterator[str]:
 
 
 def export() -> str:
-    """The catalogue as a file without secrets. Raises ValueError if a part of it cannot be read."""
+    """The catalogue as the text of a file without secrets. Raises ValueError if a part of it cannot be read."""
     variables, written = list[str](), dict[str, Any]()
     with transaction.atomic():
         for key, entry in ENTRIES.items():

@@ -12,7 +12,7 @@ from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_head
 from runs.tools.mcp import list_tools
 from runs.tools.schema import read_schema
 
-# Tools of one MCP server that can be imported; a server with more is refused.
+# The most tools of one MCP server; a server with more is refused.
 TOOL_IMPORT_MAX = 500
 
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
@@ -35,10 +35,11 @@ class Imported:
 
 
 def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
-    """Add the tools of the server at ``url``, and update what it says of those that are known.
+    """Add the tools of the server at ``url``, and update the known ones with what the server says of them.
 
-    ``headers`` is the JSON text of secret headers; without it, known tools keep theirs. ``price``, in micro-credits,
-    and ``enabled`` are of new tools. Raises ValueError, for staff, if the server does not answer with a list of tools.
+    ``headers`` is the JSON text of secret headers; if it is empty, known tools keep theirs. ``price``, in
+    micro-credits, and ``enabled`` are only for new tools. Raises ValueError, for staff, if the server does not answer
+    with a list of tools.
     """
     if not is_address(url):
         raise ValueError("Use an http(s) address without credentials.")
@@ -85,7 +86,7 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
 
 
 def _described(listed: Any) -> dict[str, Any]:
-    """The columns that the server decides. Raises ValueError if they cannot be stored."""
+    """The columns that come from the server. Raises ValueError if they cannot be stored."""
     if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
         raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
     return {

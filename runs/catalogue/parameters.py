@@ -11,26 +11,26 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 STOPS_MAX = 4
 STOP_MAX_CHARS = 200
 EXTRA_MAX_CHARS = 16 * 1024
-# The service sets these itself.
+# The fields of a request that the service sets itself.
 RESERVED = {"model", "messages", "input", "instructions", "system", "tools", "tool_choice", "stream", "stream_options"}
 RESERVED |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "store", "include", "n"}
 OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
-# Objects and lists within each other in an `outputSchema`.
+# Levels of objects and lists in an `outputSchema`.
 OUTPUT_SCHEMA_MAX_DEPTH = 16
 
-# Libraries write the last two without a need. What those drafts have otherwise is checked by the rules of the first.
+# Libraries write the last two without need. A schema with one of these is checked by the rules of the first.
 DRAFTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema",
 )
 
-# What a value must be: a function that accepts it, and words for people.
+# A rule for a value: a function that says whether the value is valid, and words for people.
 Check: TypeAlias = tuple[Callable[[Any], bool], str]
 
 
 def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """``value``, if it is an object whose names have ``checks`` that accept its values. Raises ValueError."""
+    """``value``, if it is an object that has only names of ``checks``, with valid values. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("A JSON object is required.")
     for name, given in value.items():
@@ -43,14 +43,14 @@ def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
 
 
 def check_parameters(value: Any) -> dict[str, Any]:
-    """As ``check_names``. A kind of provider without ``stop`` (openai_responses) or ``seed`` (openai_responses,
-    anthropic) is not sent it.
+    """``value``, if it has valid parameters; see ``check_names``. ``stop`` is not sent to openai_responses, ``seed`` is
+    not sent to openai_responses and anthropic, which do not have it.
     """
     return check_names(value, CHECKS)
 
 
 def _number(low: float, high: float) -> Check:
-    numbers = (int, float, Decimal)  # no bool
+    numbers = (int, float, Decimal)  # bool is excluded
     return lambda value: type(value) in numbers and low <= value <= high, f"a number from {low:g} to {high:g}"
 
 
@@ -79,7 +79,7 @@ CHECKS: dict[str, Check] = {
 
 
 def check_output_schema(schema: Any) -> None:
-    """As ``check_sent_schema``."""
+    """Raises ValueError if ``schema`` is no schema of an object; see ``check_sent_schema``."""
     if not isinstance(schema, dict):
         raise ValueError("A JSON Schema of an object is required.")
     if schema.get("type") != "object":
@@ -88,7 +88,7 @@ def check_output_schema(schema: Any) -> None:
 
 
 def check_sent_schema(schema: dict[str, Any]) -> None:
-    """A schema of a request. Raises ValueError with a message for people. Waits for another process."""
+    """Check a schema of a request. Raises ValueError with a message for people. Waits for another process."""
     if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
         raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
     if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:

@@ -1,4 +1,6 @@
-"""The kinds of providers, presets for known services, and what a provider's row and the environment say together."""
+"""The kinds of providers, presets for known services, and the server that follows from a provider's row and the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,11 @@ PRESETS = {
     "groq": Preset("Groq", "openai", "https://api.groq.com/openai/v1"),
     "azure": Preset("Azure OpenAI", "openai", "https://RESOURCE.openai.azure.com/openai/v1"),
 }
-# A server at another address may need no key.
+# The hosts that need a key. A server at another address may need none.
 KEY_HOSTS = {urlsplit(preset.base_url).hostname for preset in PRESETS.values() if preset.needs_key}
 AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
-# The rows whose empty fields mean the environment's: (setting of the address, setting of the key).
+# The rows whose empty fields are filled from the environment: (setting of the address, setting of the key).
 ENVIRONMENT = {
     "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
     "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
@@ -67,12 +69,12 @@ NO_KEY = "Its key is missing."
 
 
 def key_variable(name: str, base_url: str) -> str:
-    """The variable with the key of a provider's row that has none; empty if there is no such variable."""
+    """The environment variable with the key of a provider's row; empty if the row cannot use one."""
     return ENVIRONMENT[name][1] if name in ENVIRONMENT and not base_url else ""
 
 
 def address_of(name: str, base_url: str) -> str:
-    """The address of a provider's row, or the environment's if it has none."""
+    """The address of a provider's row, or if that is empty, the one in the environment."""
     return base_url or (getattr(settings, ENVIRONMENT[name][0]) if name in ENVIRONMENT else "")
 
 
@@ -92,7 +94,7 @@ class Server:
     def from_row(cls, row: Provider) -> Server:
         """Raises ValueError for headers that are not valid."""
         key = row.api_key or ""
-        # A key of the environment is for the environment's address only.
+        # A key in the environment is used only with the address in the environment.
         if variable := key_variable(row.name, row.base_url):
             key = key or getattr(settings, variable)
         return cls(

@@ -13,7 +13,7 @@ from runs.tools.dispatch import TYPES
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 FALLBACKS_MAX = 10
 TIMEOUT_MIN_SECONDS, TIMEOUT_MAX_SECONDS = 0.1, 3600
-# Of secrets, which the database stores encrypted.
+# Limits of secrets, which the database stores encrypted.
 API_KEY_MAX_CHARS, HEADERS_MAX_CHARS, SIGNING_SECRET_MAX_CHARS = 4096, 10_000, 500
 NO_ADDRESS = "Use an http(s) address without credentials."
 
@@ -44,7 +44,7 @@ def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, pr
 
 
 def lock() -> None:
-    """Of two transactions that change the catalogue, the second waits, as on SQLite any writer does. Readers do not."""
+    """Make other transactions that change the catalogue wait, as any writer does on SQLite. Readers do not wait."""
     if connection.vendor == "postgresql":
         names = ", ".join(model._meta.db_table for model in (Provider, AgentModel, Tool))
         with connection.cursor() as cursor:
@@ -52,5 +52,5 @@ def lock() -> None:
 
 
 def replace_default(model: AgentModel) -> None:
-    """Before ``model`` is stored as the default one: a constraint refuses two."""
+    """Call it before ``model`` is stored as the default: a constraint refuses two defaults."""
     AgentModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)

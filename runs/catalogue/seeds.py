@@ -1,8 +1,8 @@
-"""What a new installation starts with: rows of the catalogue, and the roles of staff, which are groups and their
-permissions, as ``app.codename``. And the built-in tools that a new version adds.
+"""What a new installation starts with: rows of the catalogue, and the roles of staff, which are groups with permissions
+(``app.codename``). Also adds the built-in tools of a new version.
 
-A migration reads it. The roles are not in ``runs.admin``, because importing that package registers the pages of the
-admin. Staff may change the groups later.
+A migration reads this module. The roles are not in ``runs.admin``, because importing that package registers the pages
+of the admin. Staff may change the groups later.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ MODELS: list[dict[str, Any]] = [
         "provider_model": "demo",
         "price_in": 500_000,
         "price_out": 1_500_000,
-        # So that a new user's credits suffice for many runs side by side: credits are held for it.
+        # Low, because credits are held for it: a new user's credits must be enough for many runs side by side.
         "max_output_tokens": 4096,
         "is_default": True,
         "enabled": True,

@@ -9,7 +9,7 @@ from runs.models import Agent, AgentModel, Run, RunStatus, TypicalCredits
 
 DAYS = 30
 RUNS_MAX, RUNS_MIN = 10_000, 20
-# What is measured, and the column of a run that names it.
+# What is measured, and the column of a run with its name.
 COLUMNS = {"agent": "agent_name", "model": "resolved_model"}
 
 
@@ -29,7 +29,7 @@ def measure() -> int:
 
 def _measured(kind: str, name: str) -> TypicalCredits | None:
     since = clock.now() - timedelta(days=DAYS)
-    # Ids are in the order of creation: the index skips older runs.
+    # Ids are in the order of creation, so the index skips older runs.
     runs = Run.objects.filter(status=RunStatus.COMPLETED, pk__gte=first_id("run", since), **{COLUMNS[kind]: name})
     costs = sorted(runs.order_by("-pk").values_list(run_spent_subquery(), flat=True)[:RUNS_MAX])
     if len(costs) < RUNS_MIN:

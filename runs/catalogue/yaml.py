@@ -1,8 +1,8 @@
-"""YAML text: a strict reader that knows the line of each value, and a writer whose text it reads back exactly.
+"""YAML text: a strict reader that knows the line of each value, and a writer whose text the reader reads back exactly.
 
-Scalars are read as JSON has them: ``no`` and ``12:30`` are texts. Numbers with a fraction become Decimal. The reader
-rejects what readers treat differently (duplicate keys, tags, several documents), what can grow without limit (aliases,
-merge keys, depth) and what cannot be stored (NUL).
+Scalars are read as in JSON: ``no`` and ``12:30`` are texts. Numbers with a fraction become Decimal. The reader rejects
+what other readers interpret differently (duplicate keys, tags, several documents), what can grow without limit
+(aliases, merge keys, depth) and what cannot be stored (NUL).
 """
 
 import re
@@ -24,7 +24,7 @@ SCALARS = {
     "int": re.compile(r"-?(?:0|[1-9][0-9]*)\Z"),
     "float": re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z"),
 }
-# YAML reads them as "\n".
+# YAML reads these characters as "\n".
 OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
 
 
@@ -55,8 +55,8 @@ for _name, _pattern in SCALARS.items():
 
 
 def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
-    """The value of the one document of ``raw``, which is UTF-8 and nested at most ``depth`` levels deep, and the lines
-    of its parts. Raises MalformedYAML.
+    """The value of the only document in ``raw``, which must be UTF-8 and nested at most ``depth`` levels deep; and the
+    line of each of its parts. Raises MalformedYAML.
     """
     lines: dict[Path, int] = {(): 1}
     try:
@@ -72,7 +72,9 @@ def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
 
 
 def _check_events(raw: bytes, depth: int) -> None:
-    """Before the tree is made: its maker follows aliases, and ends the process where the text is nested too deep."""
+    """Called before the tree is built: the library's builder follows aliases, and a text that is nested too deeply ends
+    the process.
+    """
     level = 0
     for event in yaml.parse(raw, Loader=_Loader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as the Model Context Protocol uses it: reading requests, settling their revision, writing answers.
+"""JSON-RPC 2.0 as the Model Context Protocol uses it: reads requests, determines their revision, and writes answers.
 
 This module does not use tools, runs or Django's views. Each refusal is an ``RpcError``.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from config.kernel.jsontext import MalformedJSON, parse_value
 
 MODERN = "2026-07-28"
-# The revisions with a handshake, newest first. A request without a version is of the oldest.
+# The revisions with a handshake, newest first. A request without a version is treated as one of these.
 LEGACY = ["2025-11-25", "2025-06-18", "2025-03-26"]
 VERSIONS = [MODERN, *LEGACY]
 VERSION_HEADER = "MCP-Protocol-Version"
@@ -26,7 +26,7 @@ HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 
 class RpcError(Exception):
-    """A JSON-RPC error: the refusal of the message ``identifier``, if that is known."""
+    """A JSON-RPC error. ``identifier``: the id of the refused message, if it is known."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, identifier: str | int | None = None) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """In MODERN every request names its version and capabilities, and its headers repeat what the body says."""
+    """In MODERN every request names its version and capabilities, and its headers must repeat values of the body."""
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     if missing:
         raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")

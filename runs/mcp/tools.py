@@ -1,4 +1,5 @@
-"""The tools of the MCP endpoint: each is an action of the public surface, by its viewset, and needs the same scope.
+"""The tools of the MCP endpoint. Each calls an action of the public surface through its viewset, and needs the same
+scope.
 
 This module does not use JSON-RPC. A refusal is a DomainError, or DRF's ValidationError.
 """
@@ -62,7 +63,7 @@ class StartInput(KeyInput):
 
 
 class InputSchema(AutoSchema):
-    """DRF's JSON Schema of a serializer, with the fields of our own."""
+    """DRF's JSON Schema of a serializer, extended by our own fields."""
 
     def map_field(self, field: Any) -> dict[str, Any]:
         if own := getattr(field, "json_schema", None):
@@ -79,10 +80,10 @@ class InputSchema(AutoSchema):
 
 @dataclass(frozen=True)
 class McpTool:
-    """The ``action`` of a viewset, about the object that the argument ``path`` names. The arguments of ``own`` are its
-    query, or of the call; the others are its body, which one of the ``body`` serializers reads. ``shows``: of an action
-    that creates something, the viewset that shows it. ``state``: what a key without the scope runs:read sees of the
-    answer; None: all of it.
+    """The ``action`` of a viewset. The argument ``path`` is the id in the action's path. The arguments of ``own`` are
+    the action's query, or are for this call only; the others are its body, which one of the ``body`` serializers reads.
+    ``shows``: for an action that creates an object, the viewset that shows the object. ``state``: the fields of the
+    answer that a key without the scope runs:read gets; None for all.
     """
 
     view: type[ServiceViewSet]
@@ -107,7 +108,7 @@ class McpTool:
         schemas = [InputSchema().map_serializer(part()) for part in (self.own, *self.body)]
         path: dict[str, Any] = {self.path: {"type": "string"}} if self.path else {}
         properties = path | {key: field for schema in reversed(schemas) for key, field in schema["properties"].items()}
-        # Of several bodies, the first one has what all of them need.
+        # If there are several bodies, the fields that the first one requires are required for all.
         required = [*path, *(key for schema in schemas[:2] for key in schema.get("required", ()))]
         return {
             "name": name,
@@ -119,7 +120,9 @@ class McpTool:
 
 
 def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
-    """The result, or Started. ``request.auth`` is an API key. Raises DomainError or DRF's ValidationError."""
+    """The result, or Started if the call waits for its run. ``request.auth`` is an API key. Raises DomainError or DRF's
+    ValidationError.
+    """
     tool = TOOLS[name]
     if not has_scope(request, tool.scope):
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
@@ -145,9 +148,9 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
         )
         found = prepared(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made})()
         if "title" in found and not has_scope(request, "chats:read"):
-            # The chat can have been named after its first message since it was made.
+            # The chat may have got its title from its first message since it was made.
             found["title"] = body.get("title")
-    # A repeated call finds the run as it is, and does not wait for what has happened before.
+    # A repeated call finds the run in its present state, and does not wait if the run already needs the caller.
     needs_caller = found.get("status") == RunStatus.WAITING or found.get("awaiting") == Awaiting.CLIENT
     if given.get("wait_seconds") and found["status"] not in FINAL_RUN_STATUSES and not needs_caller:
         run = Run(pk=found["id"], status=found["status"], last_stream_index=found["lastStreamIndex"])
@@ -163,7 +166,9 @@ def prepared(
     query: dict[str, Any] | None = None,
     body: dict[str, Any] | None = None,
 ) -> Callable[[], dict[str, Any]]:
-    """What gives the answer of the action to the caller on the public surface, once all is done that takes time."""
+    """A function that executes the action for the caller on the public surface. Work that takes long, such as checks,
+    is done before it is returned.
+    """
     texts = {name: str(value) for name, value in (query or {}).items()}
     sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body or {})
     handler: Any = view(surface="public", action=action, kwargs=path, request=sent, format_kwarg=None)

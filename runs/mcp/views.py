@@ -1,8 +1,7 @@
 """``/api/mcp``: the Model Context Protocol over streamable HTTP (docs/mcp.md), for callers with an API key.
 
-There are no sessions: each POST is one request. What HTTP refuses (credential, limits, size, media type, method) is
-answered with the API's envelope, what JSON-RPC refuses with its error object, and what a tool refuses with a result
-that has ``isError``.
+There are no sessions: each POST is one request. A refusal by HTTP (credential, limits, size, media type, method) has
+the API's envelope, a refusal by JSON-RPC its error object, and a refusal by a tool is a result with ``isError``.
 """
 
 import logging
@@ -39,7 +38,7 @@ from runs.mcp.protocol import (
 from runs.mcp.tools import TOOLS, call_tool, run_shown
 from runs.mcp.wait import Started, WaitingResponse, places
 
-# MCP calls of one user that may wait for a run at the same time, in all processes together; one more is 429.
+# The most MCP calls of one user that wait for a run at the same time, in all processes together; one more gets 429.
 MCP_WAITS_PER_USER = 4
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ ABOUT = {
     "instructions": "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. "
     "A run whose status is waiting needs an answer to its pendingWaitpoint before it continues.",
 }
-# The tools of a release never change.
+# The tools never change within a release.
 CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
 
 
@@ -64,10 +63,10 @@ class McpViewSet(ServiceViewSet):
         super().initial(request, *args, **kwargs)
 
     def check_query(self, request: Request) -> None:
-        """The protocol says nothing about query parameters, and some clients have one in their address."""
+        """Accept any query parameters: the protocol does not use them, and some clients have one in their address."""
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[Any, str]:
-        # A client that opens a stream by GET must get 405, whatever it accepts.
+        # A client that opens a stream with GET must get 405, whatever media type it accepts.
         return super().perform_content_negotiation(request, force or request.method != "POST")
 
     def handle(self, request: Request) -> HttpResponseBase:
@@ -98,7 +97,7 @@ class McpViewSet(ServiceViewSet):
         user_id: Any = request.user.pk
         with ExitStack() as frees:
             place = ""
-            # Before the run starts: a client that is refused repeats the call.
+            # Taken before the run starts: a refused client repeats the call.
             if TOOLS[name].starts_run and is_positive(arguments.get("waitSeconds")):
                 place = places.take(user_id, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
@@ -125,7 +124,7 @@ def check_origin(origin: str | None) -> None:
 
 
 def initialize(params: dict[str, Any]) -> dict[str, Any]:
-    """The handshake of LEGACY. A client that asks for another revision is offered the newest of these."""
+    """The handshake of LEGACY. A client that asks for an unknown revision is offered the newest of LEGACY."""
     asked = params.get("protocolVersion")
     return {"protocolVersion": asked if asked in LEGACY else LEGACY[0], "serverInfo": SERVER} | ABOUT
 
@@ -138,7 +137,7 @@ def list_tools(params: dict[str, Any]) -> dict[str, Any]:
     return {"tools": [tool.listing(name) for name, tool in TOOLS.items()]}
 
 
-# By whether the revision is MODERN.
+# The methods, by whether the revision is MODERN.
 METHODS: dict[bool, dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     True: {"server/discover": discover, "tools/list": lambda params: list_tools(params) | CACHED},
     False: {"initialize": initialize, "ping": lambda params: {}, "tools/list": list_tools},
@@ -146,7 +145,7 @@ METHODS: dict[bool, dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """A tool's result in the shape of MCP; a refusal is a result with ``isError``. Faults of the service are raised."""
+    """A tool's result in MCP's format; a refusal is a result with ``isError``. Faults of the service are raised."""
     try:
         value = work()
     except Exception as error:
@@ -166,7 +165,9 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
 
 
 def waited(message: Message, request: Request, started: Started) -> dict[str, Any]:
-    """The message that answers a call which has waited. Its status is sent already, so a fault is an error of RPC."""
+    """The message that answers a call after its wait. The HTTP status is already sent, so a fault becomes a JSON-RPC
+    error.
+    """
     run_id = started.opening.run_id
     try:
         return result_of(message, outcome(lambda: run_shown(request, run_id)))

@@ -1,4 +1,4 @@
-"""Waiting for a run before the answer to an MCP call: a body that the web server sends from its event loop.
+"""Waits for a run before an MCP call is answered: a body that the web server sends from its event loop.
 
 A call that waits holds no thread and no database connection; the hub of the process's streams wakes it.
 """
@@ -20,7 +20,7 @@ from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event
 
 WAIT_MAX_SECONDS = 60
-# The places of each user over all processes, with some time for the answer after the wait.
+# The places of each user, over all processes. Their lease leaves some time for the answer after the wait.
 places = Lease(
     "mcp-waits", WAIT_MAX_SECONDS + 10.0, "You have too many calls that wait; use waitSeconds 0, or try again later."
 )
@@ -28,14 +28,15 @@ places = Lease(
 
 @dataclass(frozen=True)
 class Started:
-    """A run that the call waits for before its answer."""
+    """A started run for which the call waits before it answers."""
 
     opening: Opening
     wait_seconds: float
 
 
 class WaitingResponse(StreamingHttpResponse):
-    """A ``LiveResponse``: ``answer`` makes the body when the wait is over, on a thread.
+    """A ``LiveResponse``. ``answer`` returns the body when the wait is over; it is called on a thread. A server other
+    than ours sends the answer at once.
 
     Any other server than ours sends the answer at once.
     """

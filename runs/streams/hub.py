@@ -1,8 +1,8 @@
-"""The open streams of one process, which share their queries. A stream yields events; its server renders them.
+"""The open streams of one process, which share their queries. A stream yields events; its caller renders them.
 
-A stream reads at its own pace from its position, so a slow client delays nobody and needs no buffer. Redis names the
-runs that have new events; one query then reads them all. While Redis is not available, one shared query in each
-STREAM_POLL_SECONDS does the same. No stream has a thread or a database connection of its own.
+A stream reads from its position at its own pace, so a slow client delays no other and needs no buffer. Redis names the
+runs that have new events; one query then reads the events of all of them. While Redis is not available, one shared
+query in each STREAM_POLL_SECONDS finds these runs. No stream has its own thread or database connection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 BATCH_RUNS = 100
 RETRY_SECONDS = 0.5
 PING_SECONDS = 10.0
-# How much data a channel keeps for streams that are up to date; a stream further behind reads pages by itself.
+# The most characters that a channel keeps for streams that are up to date; a stream further behind reads pages itself.
 TAIL_CHARS = 64 * 1024
 places = Lease("streams", 15.0, "You have too many open streams; close one, or try again later.")
 
@@ -69,7 +69,9 @@ class Opening:
 
 
 class Channel:
-    """One run that is streamed: ``events`` are its latest events up to ``last``, as many as are kept."""
+    """One run with open streams. ``events``: its latest events up to ``last``, as many as are kept. ``final``: the
+    index of the run's last event, or None.
+    """
 
     __slots__ = ("events", "final", "gone", "last", "news", "run_id", "size", "streams")
 
@@ -91,7 +93,7 @@ class Channel:
             self.final = event.index
 
     def trim(self) -> None:
-        """Drop the events that every stream has, and those over TAIL_CHARS."""
+        """Drop events that all streams have sent, and the oldest events above TAIL_CHARS."""
         seen = min((stream.position for stream in self.streams), default=self.last)
         while self.events and (self.events[0].index <= seen or self.size > TAIL_CHARS):
             self.size -= len(self.events.popleft().data)
@@ -119,8 +121,8 @@ class Stream:
         self.started = False
 
     async def next(self) -> list[Event] | None:
-        """The next events. Empty at first, so that the client receives something at once, and whenever nothing has
-        happened for STREAM_HEARTBEAT_SECONDS. None at the stream's end.
+        """The next events. The first list is empty, so that the client receives something at once; so is the list after
+        STREAM_HEARTBEAT_SECONDS without an event. None at the stream's end.
         """
         if not self.started:
             self.started = True
@@ -158,7 +160,7 @@ class Stream:
 
 
 class Hub:
-    """All streams of one event loop; ``count`` of them are open."""
+    """All streams of one event loop. ``count``: the number of open streams."""
 
     of_process: ClassVar[Hub | None] = None
 
@@ -178,7 +180,8 @@ class Hub:
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            # In an empty context: otherwise they would log under the id of the request that opened the first stream.
+            # In an empty context: otherwise these tasks would log under the id of the request that opened the first
+            # stream.
             loop.create_task(self._keep_up(work), context=contextvars.Context())
             for work in (self._listen, self._fetch, self._look, self._check, self._keep_places)
         ]
@@ -222,7 +225,7 @@ class Hub:
             self._wake.set()
 
     async def _listen(self) -> None:
-        """Redis names the runs that have new events."""
+        """Receive from Redis which runs have new events."""
         url = settings.CACHE_REDIS_URL
         try:
             async with async_client(url) as client, client.pubsub() as subscription:
@@ -247,7 +250,9 @@ class Hub:
             self.listening = False
 
     async def _look(self) -> None:
-        """One query for all runs, in case a message was lost; more often while Redis is not available."""
+        """Look for new events of all runs with one query, in case a message was lost; more often while Redis is not
+        available.
+        """
         looked_at = float("-inf")
         listened = False
         while True:
@@ -257,7 +262,7 @@ class Hub:
             if not self.channels or time.monotonic() - looked_at < due:
                 continue
             looked_at = time.monotonic()
-            # A channel that opens during the query is not part of it; it knows its run's state.
+            # A channel that opens during the query is not asked for; it knows its run's state.
             asked = dict(self.channels)
             found = await self.ask(reads.positions, list(asked))
             for run_id, channel in asked.items():
@@ -284,7 +289,7 @@ class Hub:
         fresh: dict[str, Channel] = {}
         for run_id, event in found:
             channel = self.channels.get(run_id)
-            # During the query the channel may have closed, and a new one of the run may be at another position.
+            # During the query the channel may have closed, and a new channel of the run may be at another position.
             if channel is not None and event.index == channel.last + 1:
                 channel.take(event)
                 fresh[run_id] = channel

@@ -1,6 +1,6 @@
-"""What streams read from the database, as a few queries for all streams of a process together.
+"""What streams read from the database, with few queries for all streams of a process.
 
-Every function blocks, so it runs on a thread. Nothing here writes.
+Every function blocks, so call it on a thread. Nothing here writes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ class Event:
 
 
 def page(run_id: str, after: int) -> list[Event]:
-    """The next events of one run: at most PAGE_EVENTS, and about PAGE_CHARS of data; no event of a deleted run."""
+    """The next events of one run: at most PAGE_EVENTS, and about PAGE_CHARS of data; none if the run is deleted."""
     rows = RunEvent.objects.filter(run_id=run_id, index__gt=after).order_by("index")[:PAGE_EVENTS]
     found: list[Event] = []
     size = 0
@@ -72,7 +72,7 @@ def positions(run_ids: list[str]) -> dict[str, int]:
 
 
 def live_credentials(user_ids: Iterable[int], key_ids: Iterable[str]) -> tuple[set[int], set[str]]:
-    """Which of the users are active, and which of the keys may still read runs."""
+    """The users that are active, and the keys that may still read runs."""
     users = get_user_model()._default_manager.filter(pk__in=list(user_ids), is_active=True)
     keys = ApiKey.objects.filter(pk__in=list(key_ids), revoked_at=None, expires_at__gt=clock.now())
     return (
@@ -82,7 +82,8 @@ def live_credentials(user_ids: Iterable[int], key_ids: Iterable[str]) -> tuple[s
 
 
 def rebuilt(run_id: str, after: int) -> list[Event]:
-    """The end of a finished run's stream whose events are pruned, under the indexes that its last events had.
+    """For a finished run whose events are pruned: the end of its stream, with the indexes that the last events had. The
+    text comes as a whole. A client that has a part of it gets ``message.reset`` first.
 
     The text comes as a whole. A client that has a part of it gets ``message.reset`` first.
     """

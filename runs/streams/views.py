@@ -1,7 +1,7 @@
 """``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission and position.
 
-The views check a request like any other and answer with a ``StreamResponse``, which our web server sends from its
-event loop. Any other server sends the events that exist now; the client reconnects for later ones.
+The views check a request like any other and answer with a ``StreamResponse``, which our web server sends from its event
+loop. A server other than ours sends only the events that exist now; the client reconnects for later ones.
 """
 
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ from runs.streams.reads import Event
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-# Not followed by a blank line: to some clients that would be the end of an empty event.
+# Without a blank line after it, which some clients would take for the end of an empty event.
 COMMENT = b": keep-alive\n"
-# Line breaks to Unicode, but not to JSON nor to server-sent events; many clients split lines as Unicode does.
+# Line breaks in Unicode, but not in JSON or server-sent events. Many clients split lines as Unicode does.
 LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 POSITION_MAX_DIGITS = 18
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
 
 
 def frame(event: Event) -> bytes:
-    """One event. Its data is JSON text, which has no line break of its own."""
+    """One event as bytes. Its data is JSON text, which contains no "\\n" or "\\r"."""
     position = f"id: {event.index}\n" if event.numbered else ""
     return f"{position}event: {event.type}\ndata: {as_line(event.data)}\n\n".encode("utf-8", "replace")
 
@@ -57,7 +57,7 @@ class Frames:
 
 
 class StreamResponse(StreamingHttpResponse):
-    """A ``LiveResponse`` for our server; the ordinary body is for servers that cannot keep streams open."""
+    """A ``LiveResponse`` for our server. The ordinary body is for servers that cannot keep streams open."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
@@ -71,7 +71,7 @@ class StreamResponse(StreamingHttpResponse):
             places.free(self.opening.place)
 
     def existing(self) -> Iterator[bytes]:
-        """What exists now."""
+        """The frames of the events that exist now."""
         return map(frame, reads.existing(self.opening.run_id, self.opening.after, self.opening.last))
 
     def open(self) -> live.Body:
@@ -79,7 +79,7 @@ class StreamResponse(StreamingHttpResponse):
 
 
 def take_place(user_id: int) -> str:
-    """A place for one more stream of the user. Raises Unavailable above STREAM_CONNECTIONS_MAX, RateLimited above
+    """Take a place for one more stream of the user. Raises Unavailable above STREAM_CONNECTIONS_MAX, RateLimited above
     STREAMS_PER_USER.
     """
     if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
