@@ -29,8 +29,8 @@ def _resume_paid(sender: type, user_id: int, **kwargs: Any) -> None:
 
 @register("catalogue", deploy=True)
 def check_models(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """Nothing without a database with tables: the release checks before the first migration. Django's tag ``database``
-    would leave it out without ``--database``.
+    """Returns nothing if the database has no tables yet: the release runs the checks before the first migration. With
+    Django's tag ``database`` the check would only run if ``--database`` is given.
     """
     from runs.models import AgentModel
 

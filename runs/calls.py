@@ -1,4 +1,4 @@
-"""Tool calls and waitpoints as clients see them, what clients send of their own tools, and how they answer."""
+"""Tool calls and waitpoints as clients see them, the client tools that clients send, and the answers of clients."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from runs.models import Awaiting, InvocationStatus, Waitpoint, WaitpointKind, Wa
 from runs.tools.base import shown_result
 from runs.tools.schema import check_answer, one_check_of
 
-# Of a run's `clientTools`.
+# The most tools in a run's `clientTools`.
 CLIENT_TOOLS_MAX = 32
 CLIENT_TOOL_NAME = "Use 1 to 64 letters, digits, _ and -."
 CLIENT_TOOL_DESCRIPTION_MAX_CHARS = 2000
@@ -93,7 +93,7 @@ class ToolInvocationSerializer(CamelSerializer):
         return shown_result(call.result_start, call.result_urls)[1]
 
 
-# What an API key without the scope runs:read sees of a call: no text.
+# The fields of a call that an API key without the scope runs:read sees: none of them has text of the run.
 INVOCATION_STATE = {
     *("id", "agentRunId", "turnIndex", "callIndex", "name", "nodeType", "status", "awaiting", "expiresAt"),
     *("creditEstimate", "creditUsed", "errorCode", "startedAt", "finishedAt", "durationMs", "createdAt", "updatedAt"),
@@ -120,7 +120,7 @@ class ClientToolInput(CamelSerializer):
     input_schema = SentSchemaField(help_text="The JSON Schema of the arguments: an object, at most 16 KiB.")
 
     def validate_name(self, name: str) -> str:
-        if name.endswith("\n"):  # which the pattern does not see
+        if name.endswith("\n"):  # the pattern accepts a line break at the end
             raise serializers.ValidationError(CLIENT_TOOL_NAME)
         return name
 
@@ -131,13 +131,13 @@ class ClientToolInput(CamelSerializer):
 
 
 class ClientToolsField(BoundedListField):
-    """The tools as they are stored with a run."""
+    """A list of client tools; the value has the form in which a run stores them."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(child=ClientToolInput(), max_length=CLIENT_TOOLS_MAX, **kwargs)
 
     def run_child_validation(self, data: list[Any]) -> list[dict[str, Any]]:
-        """Ends at the first tool with a problem: a schema that takes too long costs a process."""
+        """Stops at the first tool with a problem, because the check of a slow schema costs a process."""
         tools = []
         for index, item in enumerate(data):
             try:
@@ -329,7 +329,9 @@ ANSWERS = {
 
 
 def check_clarification(waitpoint: Waitpoint, given: dict[str, Any]) -> None:
-    """A question with a schema is answered with data or declined, any other one with text. Raises ValidationFailed."""
+    """Check the answer to a question: data or ``declined`` for a question with a schema, text for others. Raises
+    ValidationFailed.
+    """
     schema = waitpoint.request_payload.get("schema")
     fitting = ("answer",) if schema is None else ("data", "declined")
     if wrong := [name for name in given if name not in fitting]:

@@ -46,7 +46,7 @@ class CallError(_Code):
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN", "The worker was lost during the call, and the tool may not be called twice."
 
 
-# What callers read: nothing about providers, settings or addresses.
+# The messages for callers: they say nothing about providers, settings or addresses.
 _AWAY = "The model is not available at the moment. Try again later."
 _NOT_SET_UP = "The model is not available at the moment."
 _REFUSED = "The model could not process the request."
@@ -59,10 +59,10 @@ _TOO_MUCH = "The model's answer was too long."
 
 
 class FailureReason(_Code):
-    """Why a request to a model failed, for staff: a closed list that quotes nobody.
+    """Why a request to a model failed, for staff: a closed list, so that no text of a provider is quoted.
 
-    A member is ``NAME = value, sentence, message for callers, whether the same model is asked again``. After a 429 it
-    is, whatever the reason.
+    A member is ``NAME = value, sentence, message for callers, whether the same model is asked again``. After a 429, the
+    model is asked again whatever the reason.
     """
 
     PROVIDER_MISSING = "provider_missing", "The provider is not set up: its kind or address is wrong.", _NOT_SET_UP

@@ -1,4 +1,6 @@
-"""The payloads of stream events and webhooks: what happened to a run, as clients see it. Reads and writes no table."""
+"""The payloads of stream events and webhooks: what happened to a run, as clients see it. This module reads and writes
+no table.
+"""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -28,9 +30,9 @@ class StreamType(StrEnum):
 
 
 StreamEvent = tuple[StreamType, dict[str, Any]]
-# Between the texts of two turns.
+# The text between the texts of two turns.
 SEPARATOR = "\n\n"
-# The webhook events, by the stream event and the status in it that they report.
+# The webhook events by the stream event that they report, and by the status in it.
 WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
 
 
@@ -92,7 +94,7 @@ def tool_started(invocation: ToolInvocation) -> StreamEvent:
 
 
 def tool_parked(invocation: ToolInvocation) -> StreamEvent:
-    """The outcome comes without a worker: from the tool, or from the caller's app."""
+    """The outcome will come without a worker: from the tool, or from the caller's app."""
     data = _tool(invocation) | {"awaiting": invocation.awaiting, "expiresAt": clock.iso(invocation.expires_at)}
     del data["status"]
     return StreamType.TOOL_PARKED, data

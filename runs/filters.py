@@ -1,4 +1,4 @@
-"""The filters of run lists: how callers write them, and the rows that they leave."""
+"""The filters of run lists: how callers write them, and which rows match them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from runs.models import (
 )
 from runs.serializers import METADATA_KEY
 
-# The worst combination of filters, over a user's millions of runs, ends after this time.
+# The time limit, for the worst combination of filters over a user's millions of runs.
 SECONDS = 5
 QUERY_CANCELED = "57014"
 NAME_MAX_CHARS = 100
@@ -80,13 +80,13 @@ PARAMETERS = [
 
 
 def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int) -> QuerySet[Run]:
-    """``runs``, which belong to the user, that match the filters of ``query``. Raises ValidationFailed."""
+    """The ``runs`` that match the filters of ``query``. They must belong to the user. Raises ValidationFailed."""
     runs, problems = runs.alias(model_of_run=MODEL_OF_RUN), dict[str, list[str]]()
     if query.get(REPLACED.name) != "true":
         runs = runs.filter(replaced_by=None)
     for name, read in READERS.items():
         if name in query:
-            # Clients that repeat the parameter of an array mean the same as those that write commas.
+            # Some clients repeat the parameter of an array instead of separating the values by commas.
             text = ",".join(query.getlist(name)) if name == "status" else query.getlist(name)[-1]
             try:
                 runs = runs.filter(read(text))
@@ -111,7 +111,7 @@ def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int)
 
 @contextmanager
 def limited(query: MultiValueDict[str, str]) -> Iterator[None]:
-    """Filters that together need longer than SECONDS on PostgreSQL are a ValidationFailed."""
+    """Raises ValidationFailed if the filters together take longer than SECONDS on PostgreSQL."""
     if not any(name in READERS or name.startswith(METADATA) for name in query):
         yield  # a list without filters reads one index
         return
@@ -144,7 +144,7 @@ def _after(text: str) -> Q:
 
 
 def _moment(text: str) -> datetime:
-    """The whole millisecond, as callers see times."""
+    """A time cut to milliseconds, as callers see times."""
     problem = ValueError("Use a time such as 2026-11-20T12:34:56.789Z.")
     try:
         moment = datetime.fromisoformat(text)

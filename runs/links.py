@@ -1,5 +1,5 @@
-"""Addresses that are credentials: of parked calls, for their tools (``POST /api/callbacks/{token}``), and of the files
-that tools made (``GET /files/…``).
+"""Addresses that are credentials: those of parked calls, for their tools (``POST /api/callbacks/{token}``), and those
+of files that tools made (``GET /files/…``).
 """
 
 from django.conf import settings
@@ -23,14 +23,14 @@ from runs.models import Tool, ToolInvocation
 from runs.tools import callbacks, files
 from runs.tools.base import parse_signing_secret
 
-# Of one call, a minute.
+# For each call.
 CALLBACKS_PER_MINUTE = 60
 
 
 @csrf_exempt
 @answers_errors("a callback failed")
 def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
-    """200 says what became of the callback, after the commit."""
+    """The answer 200 says, after the commit, whether the callback was accepted."""
     # Django logs the path of a failed request, and this one is a credential.
     request.path = request.path_info = callbacks.PATH
     if request.method != "POST":
@@ -56,8 +56,8 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def _secret_of(call: ToolInvocation, signed: bool) -> str:
-    """What the callbacks of the call's tool are signed with; empty if they need no signature. ``signed``: as the tool
-    was when the call was made. Raises Unauthorized if it is gone, with its secret.
+    """The secret that signs the callbacks of the call's tool; empty if they need no signature. ``signed``: whether the
+    tool had to sign when the call was made. Raises Unauthorized if it had to, but is deleted with its secret.
     """
     try:
         tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
@@ -70,7 +70,9 @@ def _secret_of(call: ToolInvocation, signed: bool) -> str:
 
 @answers_errors("a download failed")
 def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
-    """Always a download, never a page of this origin. 404 once the chat is deleted or its user is inactive."""
+    """The file is always a download, never shown as a page of this origin. 404 if the chat is deleted or its user is
+    inactive.
+    """
     if request.method not in ("GET", "HEAD"):
         raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
     name = files.stored_name(invocation_id, token, file_name) if is_plausible_id(invocation_id) else None

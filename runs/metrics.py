@@ -1,4 +1,6 @@
-"""Metrics of runs, tool calls and streams: counters, raised after a commit, and gauges, read by queries."""
+"""Metrics of runs, tool calls and streams: counters, which are raised after a commit, and gauges, which are read by
+queries.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -56,7 +58,7 @@ def _count_end(run: Run) -> None:
 
 
 def call_moved(call: ToolInvocation, before: str) -> None:
-    """Count the end of a tool call after its commit; ``call`` has the new state. Its name is in the catalogue."""
+    """Count the end of a tool call after the commit. ``call`` has the new state, ``before`` is the old status."""
     if call.status in FINAL_INVOCATION_STATUSES:
         transaction.on_commit(partial(_count_call, call, before == InvocationStatus.DISPATCHING), robust=True)
 
@@ -72,8 +74,10 @@ def lost(runs: int) -> None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """Live runs by state, the longest wait of a run that can execute, and live workers. Indexes alone count them."""
-    # Only a queued run is blocked or throttled, and a run that could execute is due at some time.
+    """Live runs by state, the longest wait of a run that can execute, and live workers. The counts only
+    read indexes.
+    """
+    # Runs that could execute have a ``due_at``; the condition makes the index usable.
     due = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False)
     could_execute = due.aggregate(count=Count("pk"), since=Min("updated_at"))
     since = could_execute["since"]

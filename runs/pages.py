@@ -34,7 +34,7 @@ def show_front(request: HttpRequest) -> HttpResponse:
 
 @cache
 def read_page(playground: bool) -> tuple[str, str]:
-    """The page and its policy, which allows its own style only."""
+    """The page and its Content-Security-Policy, which allows only the page's own style."""
     page = render_to_string("runs/front.html", {"links": [*([PLAYGROUND] if playground else []), *LINKS]})
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     digest = b64encode(sha256(style.encode()).digest()).decode()
@@ -44,7 +44,9 @@ def read_page(playground: bool) -> tuple[str, str]:
 @never_cache
 @require_safe
 def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
-    """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, others than staff are sent to the admin's log-in."""
+    """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, users who are not staff are sent to the
+    admin's log-in.
+    """
     if not settings.PLAYGROUND or (chatId and not is_plausible_id(chatId)):
         raise Http404
     user = request.user
@@ -57,7 +59,9 @@ def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
 
 
 def policy() -> str:
-    """Only the service's own scripts, styles and pictures. Files may be uploaded to the object storage."""
+    """The Content-Security-Policy: only the service's own scripts, styles and pictures. Connections to the object
+    storage are allowed, because files may be uploaded there.
+    """
     reached = " ".join(["'self'", *upload_addresses()])
     return (
         f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src {reached}; "
@@ -66,7 +70,7 @@ def policy() -> str:
 
 
 def upload_addresses() -> list[str]:
-    """The bucket in a path and as a part of the host's name, because STORAGE_S3_ADDRESSING=auto uses either."""
+    """The addresses of the bucket: in the path and in the host name, because STORAGE_S3_ADDRESSING=auto uses either."""
     bucket, region = settings.STORAGE_S3_BUCKET, settings.STORAGE_S3_REGION
     if not bucket:
         return []

@@ -1,5 +1,5 @@
-"""Deletes the runs of a purged chat, with their metadata, turns, calls, files of calls, waitpoints and events; and the
-old events of other runs.
+"""Deletes the runs of a purged chat, with their metadata, turns, calls, files of calls, waitpoints and events. Also
+deletes the old events of other runs.
 """
 
 import logging
@@ -37,13 +37,13 @@ from runs.tools.base import BUILTIN
 logger = logging.getLogger(__name__)
 
 RUNS_BATCH = 10
-# Of each run: a statement must end within DATABASE_ANSWER_SECONDS, and a run may have a million events.
+# For each run: a statement must end within DATABASE_ANSWER_SECONDS, and a run may have a million events.
 EVENTS_BATCH = 10_000
 
 
 @receiver(chat_purged, dispatch_uid="runs.purge")
 def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
-    """True if some runs remain. Raises Unavailable if the storage cannot delete their files now."""
+    """Returns True if runs remain. Raises Unavailable if the storage cannot delete their files now."""
     runs = Run.objects.filter(chat=chat_id)
     if runs.filter(status__in=LIVE_RUN_STATUSES).exists():
         logger.error("chat %s is not purged: it is deleted, but one of its runs has not ended", chat_id)
@@ -54,7 +54,7 @@ def purge_runs_of(sender: type, chat_id: str, **kwargs: Any) -> bool:
 
 def _purge_batch(runs: QuerySet[Run]) -> int:
     batch = list(runs.order_by("pk").values_list("pk", flat=True)[:RUNS_BATCH])
-    # Also the images that calls of other types returned, which are stored even if no outcome was recorded.
+    # Calls of other types can have images, which are stored even if no outcome was recorded.
     stores_files = [name for name, tool in builtin.TOOLS.items() if tool.stores_files]
     calls = ToolInvocation.objects.filter(~Q(node_type=BUILTIN) | Q(name__in=stores_files), run__in=batch)
     for call_id in calls.values_list("pk", flat=True):
@@ -71,8 +71,8 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
 
 
 def prune_events() -> int:
-    """Delete the events of runs that finished more than RUN_EVENT_RETENTION_DAYS ago, and what providers counted
-    before that, which is learned again if it is needed. Returns how many were deleted.
+    """Delete the events of runs that finished more than RUN_EVENT_RETENTION_DAYS ago, and counts of providers that are
+    older; those are learned again if they are needed. Returns how many rows were deleted.
     """
     before = clock.now() - timedelta(days=settings.RUN_EVENT_RETENTION_DAYS)
     old = CountedBeginning.objects.filter(created_at__lt=before)
@@ -82,7 +82,9 @@ def prune_events() -> int:
 
 
 def _due(before: datetime) -> Iterator[str]:
-    """The runs. The index skips the events of younger runs, which are nearly all: ids sort by creation time."""
+    """The runs with events to delete. The index skips the events of younger runs, which are most of all: ids sort by
+    creation time.
+    """
     due = RunEvent.objects.filter(
         run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
     )
@@ -98,7 +100,7 @@ def _delete_events(run_ids: list[str]) -> list[int]:
         if batches.stopping.is_set():
             break
         with transaction.atomic():
-            # Concurrent jobs skip the runs that another one has locked.
+            # Concurrent jobs skip runs that another job has locked.
             locked = batches.take_batch(Run.objects.filter(pk__in=run_ids).order_by("pk"))
             deleted += RunEvent.objects.filter(run__in=locked, index__lte=index).delete()[0]
     return [deleted]

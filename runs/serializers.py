@@ -32,7 +32,7 @@ from runs.models import (
 # Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
-# Of a call that waits for an approval, in a list of runs.
+# In a list of runs: the most bytes of the input of a call that waits for an approval.
 INPUT_LISTED_BYTES = 8 * 1024
 REASONING_SHOWN_CHARS = 8 * 1024
 # The fields in which providers give reasoning: a text, or a list of items with such fields.
@@ -122,7 +122,7 @@ class RunFields(CamelSerializer):
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
         if run.status != RunStatus.WAITING:
             return None
-        # It may have been answered since the run was read.
+        # The waitpoint may have been answered since the run was read.
         asked = next(iter(run.pending_waitpoints or run.waitpoints.order_by("-created_at")[:1]), None)
         return WaitpointSerializer(asked).data if asked else None
 
@@ -142,7 +142,8 @@ class RunSerializer(RunFields):
     )
 
 
-# What an API key without the scope runs:read sees of a run, and of the question of a waitpoint: no text.
+# The fields of a run, and of a waitpoint's question, that an API key without the scope runs:read sees: none has text of
+# the run.
 RUN_STATE = {
     *("id", "chatId", "status", "awaiting", "userMessageId", "assistantMessageId", "lastStreamIndex"),
     "cancelRequestedAt",
@@ -158,7 +159,7 @@ def run_without_text(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def waitpoint_without_text(waitpoint: dict[str, Any]) -> dict[str, Any]:
-    """``resolvedPayload`` stays: it says which answer counts."""
+    """``resolvedPayload`` stays, because it says which answer counted."""
     asked = {name: value for name, value in waitpoint["requestPayload"].items() if name in QUESTION_STATE}
     empty = {"question": ""} if waitpoint["kind"] == WaitpointKind.CLARIFICATION else {"input": None}
     return {**waitpoint, "requestPayload": asked | empty}
@@ -303,7 +304,7 @@ class TurnSerializer(CamelSerializer):
 
 
 def reasoning_text(items: Iterable[Any]) -> str:
-    """Of ``Turn.reasoning``. Empty if the provider gave only encrypted items."""
+    """The text of ``Turn.reasoning``; empty if the provider gave only encrypted items."""
     return "\n\n".join(_texts(items)).strip()
 
 
@@ -311,7 +312,7 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        # ``runs.llm.http`` keeps an item with its place in the turn.
+        # ``runs.llm.http`` stores an item with its position in the turn.
         item = value["item"] if isinstance(value.get("item"), dict) else value
         for field in REASONING_FIELDS:
             yield from _texts(item.get(field))

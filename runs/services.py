@@ -1,4 +1,4 @@
-"""What callers can do with runs and waitpoints, whichever surface they come from."""
+"""What callers can do with runs and waitpoints, on both surfaces."""
 
 from contextlib import suppress
 from typing import Any
@@ -39,7 +39,7 @@ from runs.models import (
 )
 from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult, clean_result, result_text, tool_error
 
-# A longer reasoning, in the provider's form, is not read to be shown.
+# Reasoning with more characters, in the provider's format, is not shown.
 REASONING_READ_CHARS = 64 * 1024
 
 
@@ -49,8 +49,9 @@ class RunInProgress(Conflict):
 
 
 def _shown_calls() -> QuerySet[ToolInvocation]:
-    """Tool calls as a run shows them, in order, with the beginnings of their results, which may be long."""
-    # A byte more than is shown: a character has at least one.
+    """Tool calls as a run shows them, in order, with only the beginnings of their results, which may be long."""
+    # One character more than the number of shown bytes: each has at least one byte, so it shows whether the result is
+    # cut.
     calls = ToolInvocation.objects.annotate(result_start=Left("result", RESULT_SHOWN_BYTES + 1))
     return calls.defer("result", "repeatable", "remote_task").order_by("turn_index", "call_index")
 
@@ -95,12 +96,12 @@ _pending: CompiledQuery[Waitpoint] = CompiledQuery(
 
 
 def find_run(user_id: int, run_id: str) -> Run | None:
-    """One run as ``runs_of`` returns it, by compiled queries: it is the most frequent request."""
+    """One run as ``runs_of`` returns it. It uses compiled queries, because this is the most frequent request."""
     return _complete(_run.first(user_id, run_id))
 
 
 def find_run_with_user(username: str, run_id: str) -> Run | None:
-    """``find_run`` by the user's name, with the user."""
+    """As ``find_run``, by the user's name; the run has its user loaded."""
     return _complete(_run_with_user.first(username, run_id))
 
 
@@ -112,13 +113,13 @@ def _complete(run: Run | None) -> Run | None:
     if run.status == RunStatus.WAITING and not (pending := _pending(run.pk)):
         # The waitpoint was answered between the two reads, so the run no longer waits.
         run = _run.first(run.user_id, run.pk) or run
-    # The run's row counts its calls: most runs have none.
+    # The run's row has the number of calls; most runs have none, and so need no query.
     calls = _calls(run.pk) if run.tool_invocation_count else []
     return _with(run, calls=calls, pending_waitpoints=pending)
 
 
 def as_new(run: Run) -> Run:
-    """A run that was just started, as ``runs_of`` returns it, without queries: it has no calls yet."""
+    """A run that was just started, in the form of ``runs_of``, without queries: it has no calls yet."""
     return _with(run, credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
 
 
@@ -132,7 +133,7 @@ def turns_of(user: Any, run_id: str) -> QuerySet[Turn] | None:
     if not is_plausible_id(run_id) or not Run.objects.filter(user=user, chat__deleted_at=None, pk=run_id).exists():
         return None
     logs.run_id.set(run_id)
-    # Encrypted items can have megabytes.
+    # Encrypted items can take megabytes.
     short = Case(
         When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True)
     )
@@ -157,18 +158,19 @@ _chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
 
 
 def find_chat_with_user(username: str, chat_id: str) -> Chat | None:
-    """The chat and its user's credits as ``start_run`` takes them, with the user."""
+    """The chat with its user and the user's credits, for ``start_run``."""
     return _chat_with_user.first(username, chat_id)
 
 
 def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
-    """The user's message and the run that answers it, queued. ``asked`` are the arguments of ``_start_run``; ``read``
-    is what ``find_chat_with_user`` has found.
+    """Create the user's message and the queued run that answers it. ``asked`` are the arguments of ``_start_run``;
+    ``read`` is the result of ``find_chat_with_user``.
 
-    One statement writes all of it, and only if the chat is as it was read. So it needs neither a transaction nor a
-    lock, unless another request changed the chat meanwhile, or attachments are locked (docs/decisions/0033). Raises
-    ValidationFailed for an agent, model or tool that is not offered or an attachment that can't be used, RunInProgress,
-    Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user has no such chat.
+    One statement writes everything, and only if the chat has not changed since it was read. So usually neither a
+    transaction nor a lock is needed; both are used if another request changed the chat meanwhile, or for attachments,
+    ``cancel`` and ``replaces`` (docs/decisions/0033). Raises ValidationFailed for an agent, model or tool that is not
+    offered or an attachment that can't be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued,
+    InsufficientCredits, NotFound if the user has no such chat.
     """
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
@@ -203,9 +205,9 @@ def _start_run(
     replaces: str | None = None,
     **columns: Any,
 ) -> Run:
-    """``columns``: others of the run, amounts in micro-credits. ``agent`` is a name or a version, ``name@3``: it gives
-    what the other arguments leave out; ``tools`` and ``max_credits`` can only be less than its own. ``replaces`` is the
-    id of a run, whose message and attachments are those of a request without a ``message``.
+    """``columns``: further columns of the run, with amounts in micro-credits. ``agent`` is a name or a version,
+    ``name@3``; it gives what the other arguments leave out. ``tools`` and ``max_credits`` cannot exceed the agent's.
+    ``replaces`` is the id of a run. Without a ``message``, the new run gets the message and attachments of that run.
     """
     given = catalogue.find_agent(agent) if agent is not None else None
     catalogue.check_offered(agent, given, model, tools, columns.get("client_tools"))
@@ -226,11 +228,11 @@ def _start_run(
     balance = vars(chat)["balance"]
     if balance is None:
         balance = ledger.account_for(user.pk).balance
-    # Credits that other runs only hold do not refuse a run: its steps wait for them.
+    # Credits that other runs only hold are no reason to refuse the run: its steps wait for them.
     if balance <= 0:
         raise ledger.InsufficientCredits(ledger.available(user.pk), user.get_username())
     if chat.active_run_id is not None and on_active_run == "cancel":
-        # Its owner may have to end it first: then the new run follows it.
+        # The active run's owner may have to end it first; then the new run waits behind it.
         cancel_runs_of(Chat, chat.pk)
         chat.refresh_from_db(fields=["active_run_id", "updated_at"])
     run_id = new_id("run")
@@ -262,7 +264,7 @@ def _start_run(
 
 
 def _replaced(chat: Chat, run_id: str, on_active_run: str) -> Run:
-    """The run of the chat that a new one replaces. One that ``on_active_run`` cancels need not have ended before."""
+    """The run of the chat that a new one replaces. It must have ended, unless ``on_active_run`` cancels it."""
     run = Run.objects.filter(pk=run_id, chat=chat).first() if is_plausible_id(run_id) else None
     if run is None:
         raise NotFound("The chat has no such run to replace.")
@@ -272,17 +274,20 @@ def _replaced(chat: Chat, run_id: str, on_active_run: str) -> Run:
 
 
 def _replace(replaced: Run, by: str) -> None:
-    """Mark the run, all after it in its locked chat, and their messages. A run that has been replaced before, as one
-    after it, keeps its mark: so each run is written once, however often the chat's first one is replaced.
+    """Mark the run, all later runs of its locked chat, and their messages as replaced. A later run that was replaced
+    before keeps its mark, so each run is written once, however often the chat's first run is replaced.
     """
     later = Run.objects.filter(chat=replaced.chat_id, created_at__gte=replaced.created_at)
     later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
-    # A statement of its own: it sees the answer's message of a run that was claimed while the first one waited for it.
+    # A separate statement, which sees the assistant's message of a run that was claimed while the first statement
+    # waited for that run.
     leave_out_messages(later.order_by().values("pk"))
 
 
 def _take_from_agent(run: Run, agent: AgentVersion) -> None:
-    """What the request left out. The engine reads the agent's instructions, model, parameters and schema itself."""
+    """Fill in what the request left out. The engine itself reads the agent's instructions, model, parameters and
+    schema.
+    """
     run.agent, run.agent_name = agent.reference, agent.name
     if run.tools is None:
         run.tools = agent.tools
@@ -293,7 +298,7 @@ def _take_from_agent(run: Run, agent: AgentVersion) -> None:
 
 
 def require_allowed_to_keys(body: dict[str, Any]) -> None:
-    """For a validated request with an API key. Raises ValidationFailed."""
+    """Check a validated request with an API key. Raises ValidationFailed."""
     if body.get("instructions") is not None and not settings.RUN_INSTRUCTIONS_PUBLIC:
         raise ValidationFailed({"instructions": ["This service takes no instructions from API keys."]})
 
@@ -344,8 +349,8 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
 
 
 def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
-    """What is said of a call that awaits its outcome: an outcome, of which the first counts, or progress, which may
-    come too often to be kept.
+    """Record what a callback says of a call that awaits its outcome: the outcome, of which only the first counts, or
+    progress, which is not recorded if it comes too often.
     """
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
@@ -361,7 +366,7 @@ def invocations_of(user: Any) -> QuerySet[ToolInvocation]:
 
 
 def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
-    """The outcome of a call that awaits the caller's app. A call that has ended is returned as it is.
+    """Record the outcome of a call that awaits the caller's app. A call that has ended is returned as it is.
 
     Raises Conflict if the call does not await the app, ValidationFailed or DRF's ValidationError for a wrong body.
     """
@@ -382,7 +387,7 @@ def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
 
 @receiver(chat_deleted)
 def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
-    """Cancel the runs of a deleted chat: those in line first, so that none of them is promoted."""
+    """Cancel the runs of a deleted chat. Runs in line come first, so that none of them is promoted."""
     live = dict(Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES).values_list("pk", "blocked"))
     if any(live.values()):
         lifecycle.cancel_line(chat_id)

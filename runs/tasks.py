@@ -23,7 +23,7 @@ engine: Any = None
 def execute_run(*run_ids: str) -> None:
     """Offer the runs to this process's engine."""
     if len(run_ids) > 1:
-        logs.request_id.set(logs.NONE)  # the message has the first run's; each run has its own
+        logs.request_id.set(logs.NONE)  # the message has the request id of the first run; each run has its own
     for run_id in run_ids:
         logs.run_id.set(run_id)
         if engine is None:
@@ -48,13 +48,15 @@ def resume_paid(*user_ids: str) -> None:
 
 @celeryd_after_setup.connect
 def start_engine(sender: str, instance, conf, **kwargs) -> None:
-    """For a worker that consumes the queue ``runs``: before its first message, and without waiting for the broker."""
+    """Start the engine of a worker that consumes the queue ``runs``, before its first message and without waiting for
+    the broker.
+    """
     global engine
     if "runs" not in instance.app.amqp.queues.consume_from:
         return
     if not instance.pool_cls.__module__.endswith((".thread", ".solo")):
         raise ImproperlyConfigured("a run worker executes its runs in one process: start it with --pool threads")
-    # The other workers do not need the engine, with its models and tools.
+    # Imported here, because other workers do not need the engine with its models and tools.
     from runs.engine.engine import Engine
 
     engine = Engine()
@@ -71,5 +73,5 @@ def drain_engine(**kwargs) -> None:
 def stop_engine(**kwargs) -> None:
     if engine is not None:
         engine.stop(settings.RUN_SHUTDOWN_GRACE_SECONDS)
-        # While the connections to the broker are still there: other workers take what was handed over.
+        # While the connections to the broker are still open, so that other workers take the runs that were handed over.
         publisher.flush()

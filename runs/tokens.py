@@ -1,17 +1,17 @@
-"""How many tokens a text probably has, whatever the tokenizer: English has about four bytes a token, other scripts
-about three.
+"""Estimates the tokens of a text, independent of the tokenizer: English has about four bytes for each token, other
+scripts about three.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass
 
-# The weights of a byte and of a token.
+# The weights of an ASCII byte, of another byte, and of a token.
 ASCII, OTHER, TOKEN = 3, 4, 12
 
 
 @dataclass(slots=True)
 class TextSize:
-    """The bytes of texts, and their weight."""
+    """The bytes and the weight of texts."""
 
     bytes: int = 0
     weight: int = 0
@@ -38,5 +38,5 @@ def text_size(text: str) -> TextSize:
 
 
 def beginning(text: str, weight: int) -> str:
-    """The longest beginning of the text that is not heavier."""
+    """The longest beginning of the text that has at most this weight."""
     return text[: bisect_right(range(1, len(text) + 1), weight, key=lambda length: text_size(text[:length]).weight)]

@@ -12,7 +12,7 @@ from config.kernel.encryption import EncryptedField
 from config.kernel.jsonfield import JSONTextField
 from credits.usage import MODEL_KEY
 
-# The tool by whose call a model gives a run's output. No tool of the catalogue has this name.
+# By a call of this tool, a model gives a run's output. No tool of the catalogue has this name.
 OUTPUT_TOOL = "submit_output"
 RESERVED_TOOL_NAMES = (MODEL_KEY, OUTPUT_TOOL)
 PROVIDER_COST_MAX = 1000
@@ -32,7 +32,7 @@ def provider_cost_field() -> "models.FloatField[Any, Any]":
 
 
 class Provider(models.Model):
-    """A server that answers for models. What the rows ``openai`` and ``anthropic`` leave empty comes from the
+    """A server that answers for models. Empty fields of the rows ``openai`` and ``anthropic`` are filled from the
     environment.
     """
 
@@ -45,7 +45,7 @@ class Provider(models.Model):
     api_key = EncryptedField("API key", null=True, blank=True)
     # A JSON object of header names to values.
     headers = EncryptedField(null=True, blank=True)
-    # Over all workers.
+    # Limits over all workers.
     max_concurrent = models.PositiveIntegerField(
         "requests at the same time", null=True, blank=True, validators=[MinValueValidator(1)]
     )
@@ -73,7 +73,7 @@ class AgentModel(models.Model):
     provider_model = models.CharField(max_length=200)
     price_in = models.BigIntegerField()
     price_out = models.BigIntegerField()
-    # Tokens that the provider reads from its cache, or writes to it; without a price of their own at ``price_in``.
+    # Prices of tokens that the provider reads from its cache, or writes to it; None means ``price_in``.
     price_cached_in = models.BigIntegerField(null=True, blank=True)
     price_cache_write = models.BigIntegerField(null=True, blank=True)
     provider_cost_percent = provider_cost_field()
@@ -83,7 +83,7 @@ class AgentModel(models.Model):
     parameters = JSONTextField(default=dict, blank=True)
     # See ``runs.catalogue.definitions``.
     dialect = models.JSONField(default=dict, blank=True)
-    # Names of models that are asked, in this order, when this one fails.
+    # The names of models that are asked, in this order, if this one fails.
     fallbacks = models.JSONField(default=list, blank=True)
     is_default = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
@@ -105,12 +105,14 @@ class AgentModel(models.Model):
         return self.name
 
     def validate_constraints(self, exclude: Any = None) -> None:
-        # The admin saves a new default in place of the present one, which the constraint of one default would refuse.
+        # The admin saves a new default instead of the present one; Django's check of the constraint would refuse it.
         super().validate_constraints(exclude={*(exclude or ()), "is_default"})
 
 
 class Tool(models.Model):
-    """A tool that runs may call by ``name``. ``price``: micro-credits a call, both the estimate and the maximum."""
+    """A tool that runs may call by ``name``. ``price``: micro-credits for each call, which is both the estimate and the
+    maximum.
+    """
 
     class Approval(models.TextChoices):
         THRESHOLD = "threshold", "when the estimate is over the run's threshold"
@@ -129,22 +131,22 @@ class Tool(models.Model):
     timeout_seconds = models.FloatField(null=True, blank=True)
     # Whether a call whose outcome was lost with its worker may be repeated, with the same idempotency key.
     repeatable = models.BooleanField(default=False)
-    # Of an http tool the address of its calls, of an mcp tool its server's.
+    # The address: for an http tool that of its calls, for an mcp tool that of its server.
     url = models.CharField(max_length=2048, default="", blank=True)
     # The address in the catalogue file, if it contains a variable.
     url_source = models.TextField(default="", blank=True, editable=False)
     # An mcp tool's name on its server; empty if it is the same.
     remote_name = models.CharField(max_length=200, default="", blank=True)
-    # What authenticates this service there: a JSON object of header names to values.
+    # The headers that authenticate this service at the address: a JSON object of header names to values.
     secret_headers = EncryptedField(null=True, blank=True)
-    # With it, calls of an http tool are signed: base64, optionally after "whsec_" (Standard Webhooks).
+    # Signs the calls of an http tool: base64, optionally after "whsec_" (Standard Webhooks).
     signing_secret = EncryptedField(null=True, blank=True)
-    # How long a call may await the tool's own outcome; None: the answer to the request is the outcome.
+    # Seconds for which a call may await the tool's later outcome; None: the answer to the request is the outcome.
     park_seconds = models.PositiveIntegerField(null=True, blank=True)
-    # What is told that the outcome of such a call is wanted no more.
+    # The address that is told if the outcome of such a call is no longer wanted.
     cancel_url = models.CharField("address for cancels", max_length=2048, default="", blank=True)
     cancel_url_source = models.TextField(default="", blank=True, editable=False)
-    # The callbacks of a tool with a signing secret need no signature.
+    # Whether callbacks need no signature although the tool has a signing secret.
     unsigned_callbacks = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
 
@@ -164,15 +166,15 @@ class Tool(models.Model):
 
 
 class Agent(models.Model):
-    """What a run can be started with by name: one of its versions. Never renamed and never deleted, because runs name
-    it; ``runs.catalogue.agents`` writes both tables.
+    """An agent by whose name runs are started. A run gets one of its versions. Agents are never renamed or deleted,
+    because runs name them. ``runs.catalogue.agents`` writes this table and that of the versions.
     """
 
     name = models.CharField(max_length=64, unique=True)
     display_name = models.CharField(max_length=100)
     description = models.TextField(default="", blank=True)
     enabled = models.BooleanField(default=True)
-    # The number of the version that runs get which name none.
+    # The number of the current version, for runs that name no version.
     version = models.PositiveIntegerField(default=0)
 
     def __str__(self) -> str:
@@ -193,7 +195,7 @@ class TypicalCredits(models.Model):
 
 
 class OnCreditsExhausted(models.TextChoices):
-    """What a run does where credits or budget do not reach for its next step."""
+    """What a run does if credits or budget are not enough for its next step."""
 
     FAIL = "fail", "fail"
     WAIT = "wait", "wait for more"
@@ -203,14 +205,14 @@ class AgentVersion(ProtectedModel):
     """What an agent gives to its runs. Written once: a change of the agent makes a new row, and runs keep theirs."""
 
     agent = models.ForeignKey(Agent, models.PROTECT, related_name="versions", db_index=False)
-    # Counts from 1 in an agent.
+    # From 1, for each agent.
     number = models.PositiveIntegerField()
     instructions = models.TextField(default="", blank=True)
     # The name of a model; None for the default one.
     model = models.CharField(max_length=100, null=True, blank=True)
     # Names; None for all tools.
     tools = models.JSONField(null=True, blank=True)
-    # In place of the model's own; see ``runs.catalogue.parameters``.
+    # Override the model's own parameters; see ``runs.catalogue.parameters``.
     parameters = JSONTextField(default=dict, blank=True)
     credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
     max_credits = models.BigIntegerField(null=True, blank=True)
@@ -237,5 +239,5 @@ class AgentVersion(ProtectedModel):
         return f"{self.name}@{self.number}"
 
 
-# Nobody takes the key.
+# All columns are protected, and no module takes the key: rows never change.
 AgentVersion.protected_fields = frozenset(column.name for column in AgentVersion._meta.concrete_fields)

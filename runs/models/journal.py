@@ -42,13 +42,13 @@ FINAL_INVOCATION_STATUSES = InvocationStatus.all_final()
 
 
 class Turn(models.Model):
-    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, arguments as the model's text.
-    Those of OUTPUT_TOOL, which have no ToolInvocation, have also "key" and "told": what the model was told, or null if
-    they gave the output.
+    """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, with the arguments as the model's
+    text. Calls of OUTPUT_TOOL have no ToolInvocation, but also "key" and "told": what the model was told, or null if
+    the call gave the output.
 
-    ``input_tokens`` are all tokens of the request, ``cached_tokens`` and ``cache_write_tokens`` those of them that the
-    provider read from its cache and wrote to it. ``reasoning`` are the provider's own items, which only ``origin`` (its
-    kind, its name and its model's) gets back.
+    ``input_tokens`` are all tokens of the request; ``cached_tokens`` and ``cache_write_tokens`` are the parts of them
+    that the provider read from its cache and wrote to it. ``reasoning`` are the provider's own items, which are sent
+    back only to the same ``origin`` (kind and name of the provider, and name of the model).
     """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)
@@ -66,10 +66,10 @@ class Turn(models.Model):
     reasoning_tokens = models.PositiveBigIntegerField(default=0)
     # The provider reported no counts.
     estimated = models.BooleanField(default=False)
-    # What was held before the request; 0 for a free model.
+    # The amount that was held before the request; 0 for a free model.
     held = models.BigIntegerField(default=0)
     cost = models.BigIntegerField(default=0)
-    # What stands for the whole request in ``runs.llm.measure``.
+    # The digest of the whole request (``runs.llm.measure``).
     request_digest = models.CharField(max_length=32, default="")
     # The request's size as ``runs.engine.context.plan`` measures it.
     context_bytes = models.PositiveBigIntegerField(default=0)
@@ -85,7 +85,7 @@ class Turn(models.Model):
 
 
 class CountedBeginning(models.Model):
-    """The fewest tokens that a provider has counted of a request with this beginning (``runs.engine.requests``)."""
+    """The fewest tokens that a provider has counted for a request with this beginning (``runs.engine.requests``)."""
 
     digest = models.CharField(max_length=32, primary_key=True)
     tokens = models.PositiveBigIntegerField()
@@ -93,25 +93,25 @@ class CountedBeginning(models.Model):
 
 
 class Compaction(models.Model):
-    """A step of ``run`` that shortens the chat's transcript from then on: for the run's turn ``turn_index``, and for
-    the chat's later runs. Messages stay as they are.
+    """A step of ``run`` that shortens the chat's transcript for the run's turn ``turn_index`` and all later requests of
+    the chat. Messages stay as they are.
 
-    Each row has the whole state, so that a chat's newest row says what its next request leaves out: the runs up to
-    ``last_run_id``, for which ``text`` stands, and the results up to the turn ``notes_turn`` of ``notes_run_id``. In
-    the rest of ``run`` also the texts and arguments up to ``short_turn``, and up to ``result_turn`` the end of results
-    that are longer than ``result_chars``. Tokens and cost are those of a summary.
+    Each row has the whole state, so a chat's newest row says what its next request leaves out: the runs up to
+    ``last_run_id``, which ``text`` replaces, and the results up to the turn ``notes_turn`` of ``notes_run_id``. For
+    later requests of ``run`` itself also: the texts and arguments up to ``short_turn``, and the ends of results with
+    more than ``result_chars`` characters up to ``result_turn``. Tokens and cost are those of a summary.
     """
 
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="compactions", db_index=False)
     run = models.ForeignKey(Run, models.CASCADE, related_name="compactions", db_index=False)
-    # Counts from 1 in a run.
+    # From 1, for each run.
     index = models.PositiveIntegerField()
     turn_index = models.PositiveIntegerField()
     # The failed requests of that turn so far: a provider's refusal as too long is one of them.
     failed_attempts = models.PositiveIntegerField(default=0)
     kind = models.CharField(max_length=10, choices=CompactionKind.choices)
-    # Later runs do not use it: the shortest form of a request that the provider refused, runs that were left out
-    # because no model could summarise them at the time, and what follows in the same run.
+    # Whether later runs do not use it. True for the shortest form of a request that the provider refused, for runs that
+    # were left out because no model could summarise them at that time, and for later compactions of the same run.
     only_run = models.BooleanField(default=False)
     last_run_id = RefField(null=True)
     text = models.TextField(default="")
@@ -141,21 +141,21 @@ class Compaction(models.Model):
 
 
 class ModelAttempt(models.Model):
-    """A request to a model that failed. The attempts of a turn, or of a summary, say when which model is asked next."""
+    """A failed request to a model. The attempts of a turn, or of a summary, say which model is asked next, and when."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="model_attempts", db_index=False)
     turn_index = models.PositiveIntegerField()
-    # The index of the compaction that was to have the summary; 0 if the turn itself was asked for.
+    # The index of the compaction whose summary was requested; 0 if the turn itself was requested.
     compaction = models.PositiveIntegerField(default=0)
-    # Counts from 1 in a turn or a summary, over all its models.
+    # From 1, for each turn or summary, over all its models.
     number = models.PositiveIntegerField()
     model = models.CharField(max_length=100)
     provider = models.CharField(max_length=64)
     reason = models.CharField(max_length=40)
     http_status = models.PositiveSmallIntegerField(null=True)
-    # The provider's own words, without keys. They may quote the conversation.
+    # The provider's own text, without keys. It may quote the conversation.
     detail = models.TextField(default="")
-    # Empty if the run failed, or if its summary did.
+    # Empty if no model is asked next: the run, or its summary, failed.
     next_model = models.CharField(max_length=100, default="")
     next_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField()
@@ -171,7 +171,7 @@ class ModelAttempt(models.Model):
 
     @property
     def step(self) -> str:
-        """What was asked for, for people."""
+        """The turn or compaction that was requested, for people."""
         return f"Compaction {self.compaction}" if self.compaction else f"Turn {self.turn_index}"
 
 
@@ -195,11 +195,12 @@ class ToolInvocation(ProtectedModel):
     awaiting = models.CharField(max_length=6, choices=Awaiting.choices, null=True)
     expires_at = models.DateTimeField(null=True)
     progress = JSONTextField(null=True)
-    # When the tool's server is asked about the open call, or told of its end; how often it was; and why it ended.
+    # When the tool's server is asked about the open call or told of its end; how often that was done; and why the call
+    # ended.
     contact_at = models.DateTimeField(null=True)
     contacts = models.PositiveIntegerField(default=0)
     end_reason = models.CharField(max_length=20, default="")
-    # What the tool's type remembers of the call's task on its server.
+    # What the tool's type stores about the call's task on its server.
     remote_task = models.TextField(default="")
     credit_used = models.BigIntegerField(default=0)
     result = models.TextField(default="")
@@ -234,9 +235,9 @@ class ToolInvocation(ProtectedModel):
 
 
 class Waitpoint(ProtectedModel):
-    """A question about one invocation, whose answer by the user the run waits for. A call of ``ask_user`` that needs an
-    approval has two: first the approval, then the question. One without an invocation says that credits or budget do
-    not reach for the next step, which ``needed`` micro-credits are the least for: more credits answer it too.
+    """A question to the user, for whose answer the run waits, about one invocation. A call of ``ask_user`` that needs
+    an approval has two: first the approval, then the question. A waitpoint without an invocation says that credits or
+    budget are not enough for the next step, which needs at least ``needed`` micro-credits; more credits answer it, too.
     """
 
     id = IdField(prefix="wp")
@@ -245,7 +246,7 @@ class Waitpoint(ProtectedModel):
     kind = models.CharField(max_length=20, choices=WaitpointKind.choices)
     status = models.CharField(max_length=10, choices=WaitpointStatus.choices, default=WaitpointStatus.PENDING)
     request_payload = JSONTextField()
-    # Of several questions that the server of one call's tool asks.
+    # The number of a question, if the server of the call's tool asks several.
     question = models.PositiveSmallIntegerField(default=0)
     needed = models.BigIntegerField(null=True)
     resolved_payload = JSONTextField(null=True)

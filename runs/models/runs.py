@@ -1,5 +1,5 @@
-"""Runs, their workers, the events of their streams, and what clients of other protocols name. Only ``runs.lifecycle``
-writes a status.
+"""Runs, their workers, the events of their streams, and the ids that clients of other protocols give to runs. Only
+``runs.lifecycle`` writes a status.
 """
 
 from django.conf import settings
@@ -33,7 +33,7 @@ class Awaiting(models.TextChoices):
 FINAL_RUN_STATUSES = RunStatus.all_final()
 LIVE_RUN_STATUSES = RunStatus.all_live()
 
-# The model by which callers find a run: the one that answered last, or the requested one until it first executes.
+# The model by which callers find a run: the one that answered last, or before the first execution the requested one.
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
@@ -70,12 +70,12 @@ class Run(ProtectedModel):
     status = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
     # Queued behind another run of the chat.
     blocked = models.BooleanField(default=False)
-    # Queued because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled one starts.
+    # Waits because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled run starts.
     throttled = models.BooleanField(default=False)
-    # A running run that has given up its worker and its place, because all its open calls await others. It may be
-    # claimed again once it is due.
+    # A running run that has given up its worker and its place of RUN_USER_LIMIT, because all its open calls await
+    # outcomes from outside. It may be claimed again when it is due.
     parked = models.BooleanField(default=False)
-    # ``client`` if an open call awaits the caller's app, else ``tool`` if one awaits its tool.
+    # ``client`` if an open call awaits the caller's app; otherwise ``tool`` if an open call awaits its tool.
     awaiting = models.CharField(max_length=6, choices=Awaiting.choices, null=True)
     user_message_id = RefField()
     assistant_message_id = RefField(null=True)
@@ -84,21 +84,21 @@ class Run(ProtectedModel):
     # The version of an agent, ``name@3``, and the agent's name, for lists.
     agent = models.CharField(max_length=80, null=True)
     agent_name = models.CharField(max_length=64, null=True)
-    # Added after the agent's.
+    # Appended to the agent's instructions.
     instructions = models.TextField(null=True)
     tools = models.JSONField(null=True)
     # The tools that the caller's app executes: ``[{"name", "description", "inputSchema"}]``.
     client_tools = JSONTextField(null=True)
     credit_approval_threshold = models.BigIntegerField(null=True)
     max_credits = models.BigIntegerField(null=True)
-    # Where credits or budget do not reach for a step, the run waits for more of them instead of failing.
+    # Whether the run waits, instead of failing, if credits or budget are not enough for a step.
     waits_for_credits = models.BooleanField(default=False)
-    # The caller's own pairs of text; ``RunMetadata`` has them for lists.
+    # The caller's own pairs of text; ``RunMetadata`` repeats them for lists.
     metadata = JSONTextField(default=dict)
-    # In place of the agent's: the JSON Schema of the output.
+    # The JSON Schema of the output; it replaces the agent's schema.
     output_schema = JSONTextField(null=True)
     output = JSONTextField(null=True)
-    # The run that took the place of this one, or of an earlier run of the chat.
+    # The run that replaced this one, or an earlier run of the chat and so this one, too.
     replaced_by = RefField(null=True)
     request_id = models.CharField(max_length=128, default="")
     # The trace span of the request that started the run, for workers that find the run without a message.
@@ -113,9 +113,9 @@ class Run(ProtectedModel):
     error_message = models.TextField(null=True)
     # Why it failed, for staff: a ``runs.errors.FailureReason``.
     failure_reason = models.CharField(max_length=40, null=True)
-    # Of the turn that completed the run: ``stop`` or ``length``.
+    # The reason of the turn that completed the run: ``stop`` or ``length``.
     finish_reason = models.CharField(max_length=10, null=True)
-    # What cut the answer: the ``model``'s own limit, or one that the ``budget`` or the ``credits`` reached for.
+    # What cut the answer: the ``model``'s own output limit, or a lower one by the ``budget`` or the ``credits``.
     limited_by = models.CharField(max_length=10, null=True)
     # Sums over the turns, because a page of runs shows them.
     input_tokens = models.PositiveBigIntegerField(default=0)
@@ -127,7 +127,7 @@ class Run(ProtectedModel):
     updated_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
-    # Running time before running_since.
+    # The running time before ``running_since``.
     ran_ms = models.BigIntegerField(default=0)
     running_since = models.DateTimeField(null=True)
     worker_id = RefField(null=True)
@@ -157,7 +157,7 @@ class Run(ProtectedModel):
             ),
         ]
         indexes = [
-            # With ``replaced_by``, so that a list that leaves such runs out need not read them.
+            # With ``replaced_by``, so that a list without replaced runs need not read their rows.
             models.Index("chat", "created_at", "id", "replaced_by", name="run_by_chat"),
             models.Index("user", "created_at", "id", "replaced_by", name="run_by_user"),
             models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
@@ -176,7 +176,7 @@ class Run(ProtectedModel):
                 "user", "agent", "created_at", "id", condition=Q(agent__isnull=False), name="run_by_user_agent_version"
             ),
             models.Index("agent", "id", condition=Q(agent__isnull=False), name="run_by_agent_version"),
-            # Ids are in the order of creation: for the lists of the admin, and the oldest run in a status.
+            # For the lists of the admin, and the oldest run in a status: ids are in the order of creation.
             models.Index("status", "id", name="run_by_status"),
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
@@ -208,8 +208,8 @@ class Run(ProtectedModel):
 
 
 class RunMetadata(models.Model):
-    """A pair of a run's metadata, for lists that are filtered by it. The columns of the run are repeated here, so that
-    one index has the pairs in the order of the list.
+    """A pair of a run's metadata, for filtered lists. Columns of the run are repeated here, so that one index has the
+    pairs in the order of the list.
     """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="metadata_pairs", db_index=False)
@@ -248,11 +248,11 @@ class RunEvent(models.Model):
 
 
 class ClientRun(models.Model):
-    """The run that a client's request started, so that the same request again starts nothing.
+    """The run that a client's request started; a repeated request starts nothing.
 
-    ``key`` is the digest of the client's own name of the request; ``index`` the event of the run after which that name
-    begins. ``run`` changes when another run replaces it. ``message_id`` is the client's id of the user's message, if
-    the protocol repeats messages.
+    ``key`` is the digest of the client's id of the request. ``index``: the stream of the request begins after this
+    event of the run. ``run`` changes when another run replaces it. ``message_id`` is the client's id of the user's
+    message, if the protocol repeats messages.
     """
 
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="client_runs", db_index=False)

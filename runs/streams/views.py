@@ -35,7 +35,7 @@ POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS 
 
 
 def frame(event: Event) -> bytes:
-    """One event as bytes. Its data is JSON text, which contains no "\\n" or "\\r"."""
+    """One event as bytes. Its data is JSON text without line breaks."""
     position = f"id: {event.index}\n" if event.numbered else ""
     return f"{position}event: {event.type}\ndata: {as_line(event.data)}\n\n".encode("utf-8", "replace")
 
