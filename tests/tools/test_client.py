@@ -135,6 +135,13 @@ def test_a_call_that_awaits_its_tool_is_a_conflict(bench):
         call_command("callback", "inv_x", "--result", "again")
 
 
+def test_a_long_job_ends_in_time_on_a_machine_whose_clock_is_wrong(bench, monkeypatch):
+    run = bench.start('/call long_job {"seconds": 1}\n/say {result}')
+    until(lambda: ToolInvocation.objects.filter(run=run["id"], awaiting="tool").exists())
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert bench.wait(run["id"])["answer"] == "The job took 1 seconds."
+
+
 def test_a_long_job_tells_its_progress_and_ends(bench, events):
     run = bench.finish('/call long_job {"seconds": 0.4}\n/say {result}')
     assert run["answer"] == "The job took 0.4 seconds."

@@ -1,9 +1,9 @@
 """The built-in tool ``long_job``: work that takes longer than a request, for tests and first steps."""
 
 import json
-import time
 from typing import Any
 
+from config.kernel import clock
 from config.kernel.money import MICRO
 from runs.tools.base import (
     BuiltinTool,
@@ -26,7 +26,7 @@ async def begin(definition: ToolDefinition, input: dict[str, Any], context: Tool
     if context.park_until is None:
         raise tool_error("long_job needs parkSeconds.")
     seconds = min(float(input["seconds"]), PARK_SECONDS - MARGIN_SECONDS)
-    task = json.dumps({"seconds": seconds, "begun": time.time()})
+    task = json.dumps({"seconds": seconds, "begun": clock.now().timestamp()})
     return Parked("It has begun.", remote_task=task, contact_in_seconds=seconds / STEPS)
 
 
@@ -35,7 +35,7 @@ async def look(definition: ToolDefinition, context: ToolContext) -> Outcome | No
     if context.end_reason:
         return None
     task = json.loads(context.remote_task)
-    seconds, past = task["seconds"], time.time() - task["begun"]
+    seconds, past = task["seconds"], clock.now().timestamp() - task["begun"]
     if past >= seconds:
         return ToolResult(f"The job took {seconds:g} seconds.")
     fraction = round(past / seconds, 2)
