@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Time in which an attachment must be uploaded and completed.
 ATTACHMENT_EXPIRY_SECONDS = 24 * 3600
 ATTACHMENTS_PER_MESSAGE_MAX = 10
-# Uploads and downloads of one user that a web process handles at the same time; one more is 429.
+# The most uploads and downloads of one user that a web process handles at the same time; one more gets 429.
 ATTACHMENT_TRANSFERS_PER_USER = 10
 SWEEP_BATCH = 200
 # The delay before a failed removal of files is repeated.
@@ -42,7 +42,9 @@ _transfers = Share(ATTACHMENT_TRANSFERS_PER_USER)
 
 @contextlib.contextmanager
 def transfer(user_id: int) -> Iterator[None]:
-    """An upload or download of the user. Raises RateLimited if the user has too many."""
+    """The context of an upload or download of the user. Raises RateLimited if the user has too many at
+    the same time.
+    """
     if not _transfers.take_now(user_id):
         message = "Too many of your files are uploaded or downloaded at the same time; try again later."
         raise RateLimited(message, headers={"Retry-After": "1"})
@@ -81,7 +83,7 @@ def create_attachment(
 def _refuse_over_quota(user: Any, size_bytes: int) -> None:
     # Without the lock, two concurrent requests would each miss the other's bytes.
     get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
-    # An expired one without ``expires_at`` has no files any more, and a copy has none of its own.
+    # An expired attachment without ``expires_at`` has no files any more, and a copy has no files of its own.
     kept = Attachment.objects.filter(user=user, copy_of=None).exclude(status=AttachmentStatus.EXPIRED, expires_at=None)
     total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
     most = settings.ATTACHMENT_USER_MAX_BYTES
@@ -94,7 +96,7 @@ def _refuse_over_quota(user: Any, size_bytes: int) -> None:
 def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
     """Where and how the file of a pending attachment is uploaded, as ``{url, method, headers, expires_at}``."""
     if files.takes_uploads():
-        # Never later than the attachment expires: nobody would find and remove a later upload.
+        # Not valid for longer than the attachment: nobody would find and remove the file of a later upload.
         lapses = attachment.expires_at or clock.now()
         url, headers = files.presign_put(
             attachment.pk,
@@ -178,9 +180,9 @@ def complete_attachment(attachment: Attachment) -> Attachment:
     try:
         stored, sha256 = _check(attachment, name)
     except FileNotFoundError:
-        # Another upload has replaced the file during the check, or there was none.
+        # Another upload has replaced the file during the check, or there was no file.
         raise NotUploaded from None
-    # Not if a newer upload has replaced the file.
+    # The condition on ``stored_name`` fails if a newer upload has replaced the file.
     pending = Attachment.objects.filter(
         pk=attachment.pk, status=AttachmentStatus.PENDING, expires_at__gt=clock.now(), stored_name=uploaded
     )
@@ -198,7 +200,9 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
-    """The checked file's name and digest. A file that its uploader could still overwrite is copied."""
+    """The name and the SHA-256 of the checked file. If its uploader could still overwrite the file, it
+    is copied first.
+    """
     with files.open_file(name) as file:
         size, sha256, problem = media.inspect(files.read_parts(file), attachment.content_type)
         if size != attachment.size_bytes:
@@ -214,9 +218,9 @@ def _check(attachment: Attachment, name: str) -> tuple[str, str]:
 
 
 def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | None = None) -> list[Attachment]:
-    """The attachments that a new message may use, in the order given, locked until the transaction ends: unused ones,
-    and those with a file of the message that it replaces, of which a client may know the original's id. Raises
-    ValidationFailed that names each unusable one as ``attachmentIds.<i>``.
+    """The given attachments in the given order, if a new message may use them, locked until the transaction ends.
+    Usable are unused attachments, and attachments with a file of the replaced message, for which a client may know the
+    id of the original. Raises ValidationFailed, which names each unusable one as ``attachmentIds.<i>``.
     """
     if not attachment_ids:
         return []
@@ -256,7 +260,9 @@ def _why_unusable(attachment: Attachment | None, replaced: set[str], named_befor
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
-    """Attach what ``lock_usable`` returned, in this order. A replaced message keeps its own: they are copied."""
+    """Attach the attachments of ``lock_usable`` to the message, in this order. A replaced message keeps its own: they
+    are copied.
+    """
     copies, unused = list[Attachment](), list[Attachment]()
     for position, attachment in enumerate(attachments):
         if attachment.message_id is not None:
@@ -270,7 +276,7 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
 
 
 def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
-    """The attachments of each message that has some, in order. Without messages there is no query."""
+    """By message id, the attachments of each message that has any, in order. No query if there are no messages."""
     attached: dict[str, list[Attachment]] = {}
     if message_ids:
         for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
@@ -280,7 +286,7 @@ def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
 
 def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
     """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, and Unavailable also if
-    the storage has not sent them after ``seconds``: its own time-out is for each part.
+    it takes longer than ``seconds``: the storage's own time-out is for each part.
     """
     end = time.monotonic() + seconds
     read: list[bytes] = []
@@ -293,7 +299,9 @@ def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
 
 
 def expire_attachments() -> int:
-    """Expire what was not completed in time. A row is due until its files are removed: also after a crash."""
+    """Expire attachments that were not completed in time. A row stays due until its files are removed, also after a
+    crash.
+    """
     due = Attachment.objects.filter(expires_at__lte=clock.now())
     return sum(jobs.each("expire-attachments", batches.in_order(due, "expires_at", SWEEP_BATCH), _expire))
 
@@ -302,7 +310,7 @@ def _expire(attachment_id: str) -> int:
     row = Attachment.objects.filter(pk=attachment_id)
     with transaction.atomic():
         _expire_due(batches.take_batch(row))
-    # By another process's clock it may have been completed in time.
+    # Another process may have completed it in time.
     expired = row.filter(status=AttachmentStatus.EXPIRED, expires_at__isnull=False)
     if not expired.exists():
         return 0

@@ -1,6 +1,6 @@
 """The files of attachments in Django's storage: one folder for each attachment, with random file names in it.
 
-A file that a row names never changes. A failure of the storage is ``Unavailable`` (503).
+A file whose name is in a row never changes. A failure of the storage is ``Unavailable`` (503).
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "attachments"
 READ_SIZE = 64 * 1024
-# The file name where clients upload to the storage directly: it is part of the signed URL.
+# The file name for direct uploads to the storage: it is part of the signed URL.
 DIRECT_UPLOAD = "upload"
 
 
@@ -54,7 +54,7 @@ def direct_name(attachment_id: str) -> str:
 
 
 class Parts(File):
-    """A file to store whose parts are read once, as they arrive."""
+    """A file to be stored; its parts are read once, as they arrive."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
         super().__init__(None)
@@ -110,7 +110,7 @@ def remove(name: str) -> None:
 
 
 def listed(folder: str) -> tuple[list[str], list[str]]:
-    """The names of the folders and of the files in ``folder``: none if another process has removed it."""
+    """The names of the folders and of the files in ``folder``; empty if another process has removed it."""
     with storage_errors():
         try:
             return default_storage.listdir(folder)
@@ -127,7 +127,7 @@ def in_folder(folder: str) -> Iterator[str]:
 
 
 def remove_folder(folder: str, *, but: str = "") -> None:
-    """Remove a folder except the file ``but``, also beside other processes that do so. Raises Unavailable."""
+    """Remove a folder except the file ``but``. Several processes may do this at the same time. Raises Unavailable."""
     with storage_errors():
         folders, names = listed(folder)
         for inner in folders:

@@ -9,7 +9,7 @@ from django.conf import settings
 
 MEDIA_TYPE_MAX_CHARS = 127
 _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
-# Without re.ASCII, "ſ" and "ı" would be letters too, which no header can hold.
+# Without re.ASCII, "ſ" and "ı" would count as letters, which no header can contain.
 MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE | re.ASCII)
 # Text must be UTF-8, so the parameter need not be stored.
 _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", re.IGNORECASE)
@@ -27,7 +27,9 @@ SIGNATURES: dict[str, re.Pattern[bytes]] = {
 
 
 def media_type(text: str) -> str | None:
-    """The type in lower case without parameters, or None: no media type, or one with a charset other than UTF-8."""
+    """The type in lower case without parameters. None if ``text`` is no media type, or has another parameter than UTF-8
+    as its charset.
+    """
     match = MEDIA_TYPE.match(text)
     if match is None or len(match[0]) > MEDIA_TYPE_MAX_CHARS:
         return None
@@ -46,7 +48,9 @@ def is_text(kind: str) -> bool:
 
 
 def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
-    """The size and the SHA-256 of a file, which is read once, and why its bytes do not fit its type."""
+    """The size and the SHA-256 of a file, which is read once, and why its bytes do not fit the type
+    ``kind``, or None.
+    """
     digest = hashlib.sha256()
     size = 0
     head = b""

@@ -16,11 +16,11 @@ class Chat(models.Model):
     id = IdField(prefix="chat")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="chats", db_index=False)
     title = models.CharField(max_length=200, null=True)
-    # The caller's own name of the chat.
+    # The caller's own id of the chat.
     client_id = models.CharField(max_length=CLIENT_ID_MAX_CHARS, null=True)
     # The run that may execute now; queued runs wait behind it. Written by runs.lifecycle.
     active_run_id = RefField(null=True)
-    # False if no run waits behind it.
+    # False if no run waits behind the active one.
     has_line = models.BooleanField(default=False)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
@@ -42,7 +42,7 @@ class Chat(models.Model):
         ]
 
     def __str__(self) -> str:
-        # Not the title, which comes from a message: this text is in logs and the admin.
+        # Without the title, which comes from a message: this text is in logs and the admin.
         return self.id
 
 
@@ -56,14 +56,14 @@ class Message(models.Model):
     run_id = RefField(db_index=True)
     role = models.CharField(max_length=10, choices=Role.choices)
     content = models.TextField(default="")
-    # Its run was replaced by a later one.
+    # Whether its run was replaced by a later one.
     replaced = models.BooleanField(default=False)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         ordering = ["created_at", "id"]
-        # With ``replaced``, so that a list that leaves such messages out need not read them.
+        # With ``replaced``, so that a list without replaced messages need not read their rows.
         indexes = [models.Index("chat", "created_at", "id", "replaced", name="message_by_chat")]
 
     def __str__(self) -> str:
@@ -83,18 +83,19 @@ class Attachment(ProtectedModel):
     id = IdField(prefix="att")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="attachments")
     message = models.ForeignKey(Message, models.CASCADE, null=True, related_name="attachments", db_index=False)
-    # Its place among the message's attachments, from 0.
+    # The position among the message's attachments, from 0.
     position = models.PositiveSmallIntegerField(default=0)
     file_name = models.CharField(max_length=255)
     content_type = models.CharField(max_length=127)
     size_bytes = models.BigIntegerField()
-    # As announced; of a ready attachment, as computed.
+    # The announced digest; for a ready attachment, the computed one.
     sha256 = models.CharField(max_length=64, null=True)
     status = models.CharField(max_length=8, choices=AttachmentStatus.choices, default=AttachmentStatus.PENDING)
     stored_name = models.CharField(max_length=100, default="")
-    # The attachment of a replaced message of the chat that has the same file.
+    # The original attachment with the same file, which belongs to a replaced message of the chat.
     copy_of = RefField(null=True)
-    # Pending: when it expires. Expired: when its files are removed, or the removal is repeated. Otherwise null.
+    # For a pending attachment, when it expires. For an expired one, when the removal of its files is (again) due.
+    # Otherwise null.
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 

@@ -1,4 +1,4 @@
-"""Permanent deletion of what no user can reach: deleted chats with their content, and unused uploads.
+"""Permanent deletion of what no user can reach any more: deleted chats with their content, and unused uploads.
 
 Ledger rows stay; reports show a purged chat without its title. Every step can be interrupted and repeated, also by
 several processes at once. Files are deleted before the rows that refer to them, so a later purge finds the rest.
@@ -31,15 +31,15 @@ def purge_chats() -> int:
 
 
 def _cutoff(days: int) -> datetime:
-    """What became unreachable before this time is purged. An object storage takes uploads to an attachment until its
-    upload address lapses, so its files could come back before.
+    """The time before which something must have become unreachable to be purged. An object storage accepts uploads to
+    an attachment until its upload address lapses, so until then a deleted file could come back.
     """
     lapsed = timedelta(seconds=attachments.ATTACHMENT_EXPIRY_SECONDS if files.takes_uploads() else 0)
     return clock.now() - max(timedelta(days=days), lapsed)
 
 
 def purge_chat(chat_id: str) -> bool:
-    """False if a part of it is left for the next purge."""
+    """Returns False if a part of the chat is left for the next purge."""
     attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
         while not batches.stopping.is_set() and attached.exists():

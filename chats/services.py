@@ -18,7 +18,7 @@ from config.kernel.ids import new_id
 # Printable ASCII.
 CLIENT_ID = re.compile(rf"[ -~]{{1,{CLIENT_ID_MAX_CHARS}}}")
 TITLE_FROM_MESSAGE_CHARS = 80
-# Above this number, reading all chats of the user is faster than looking up each.
+# Above this number of chats, reading all chats of the user is faster than looking up each.
 TITLES_BY_ID_MOST = 200
 
 # Sent in the transaction that deletes the chat, so receivers change their rows with it. Argument: chat_id.
@@ -82,7 +82,7 @@ def delete_chat(chat: Chat) -> None:
 
 
 def locking(user_id: int, chat_id: str) -> QuerySet[Chat]:
-    """The user's live chat, locked until the transaction ends: the first lock of all (chat, run, account)."""
+    """The user's live chat, locked until the transaction ends. It is the first lock in the order chat, run, account."""
     # No key lock, so concurrent inserts of messages and runs, which refer to the chat, do not wait.
     return chats_of(user_id).select_for_update(no_key=True).filter(pk=chat_id)
 
@@ -113,7 +113,9 @@ def add_message(
 
 
 def leave_out_messages(runs: QuerySet[Any]) -> None:
-    """Lists leave out the messages of these runs, which were replaced, from now on. ``runs`` selects their ids."""
+    """Mark the messages of these runs as replaced, so that lists leave them out. ``runs`` selects the
+    ids of the runs.
+    """
     Message.objects.filter(run_id__in=runs, replaced=False).update(replaced=True)
 
 
@@ -122,7 +124,9 @@ def write_content(writes: Writes, message_id: str, content: str) -> None:
 
 
 def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
-    """The titles of the user's chats in ``chat_ids``, deleted ones too; possibly of more chats of the user."""
+    """The titles of the user's chats ``chat_ids``, also of deleted ones, by id. The result may have more chats of the
+    user.
+    """
     wanted = list(chat_ids)
     chats = Chat.objects.filter(user_id=user_id).order_by()
     if len(wanted) <= TITLES_BY_ID_MOST:

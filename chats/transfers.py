@@ -1,6 +1,7 @@
 """The bytes of attachments: ``PUT {upload.url}``, and downloads of the whole file or one range.
 
-An upload's URL is its credential, so there is no bearer token. With an object storage clients upload there, not here.
+An upload's URL is its credential, so there is no bearer token. If there is an object storage, clients upload to it and
+not here.
 """
 
 import re
@@ -23,7 +24,7 @@ from config.api.errors import answers_errors
 from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
 
 RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
-# Not allowed in file names on some systems; some clients read them as folders, also after they decoded %2F.
+# Characters that some systems do not allow in file names; some clients read them as folders, also after decoding %2F.
 UNSAFE = set('/\\:*?"<>|%')
 
 
@@ -55,7 +56,7 @@ def _receive(request: HttpRequest, token: str) -> HttpResponse:
         raise
     ratelimit.charge_caller(request, ratelimit.requests_of(surface, attachment.user))
     attachments.refuse_unless_pending(attachment)
-    # ``config.serve`` has read the body, so its length is true.
+    # ``config.serve`` has read the whole body, so its length is correct.
     size, announced = int(request.META.get("CONTENT_LENGTH") or 0), attachment.size_bytes
     if size != announced:
         if size > settings.ATTACHMENT_MAX_BYTES:
@@ -67,7 +68,9 @@ def _receive(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
-    """A download, and never a page of this origin. Raises NotFound without a file, RangeNotSatisfiable, Unavailable."""
+    """The file as a download, never as a page of this origin. Raises NotFound without a file, RangeNotSatisfiable,
+    Unavailable.
+    """
     if attachment.status != AttachmentStatus.READY:
         raise NotFound("The attachment has no file, as it is not complete.")
     size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type
@@ -82,7 +85,7 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
     }
     whole = HttpResponse(headers=headers)
     answer: Any = get_conditional_response(request, etag=etag, response=whole)
-    if answer is not whole:  # the client has it already
+    if answer is not whole:  # the client has the file already
         return answer
     is_same = request.headers.get("If-Range", etag).strip() == etag
     wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
@@ -105,8 +108,8 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """The first and the last byte of the requested range. None for the whole file: without a range, with several or
-    with a malformed one (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """The first and the last byte of the requested range. None for the whole file: there is no range, or there are
+    several, or it is malformed (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
     """
     match = RANGE.fullmatch(header)
     if match is None or match.group(1, 2) == ("", ""):
@@ -123,7 +126,7 @@ def byte_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def content_disposition(file_name: str) -> str:
-    """A download under this name, without characters that are invisible or not allowed in file names."""
+    """The header of a download with this name, without characters that are invisible or not allowed in file names."""
     clean = "".join("_" if sign in UNSAFE or not sign.isprintable() else sign for sign in file_name)
     return content_disposition_header(True, clean if clean.strip(". ") else "file") or ""
 
@@ -131,8 +134,8 @@ def content_disposition(file_name: str) -> str:
 class Part:
     """The next ``count`` bytes of a file.
 
-    The response calls ``close``, also for a client that left before the first byte; a generator that never started
-    would leave the file open.
+    The response calls ``close``, also if the client left before the first byte. A generator that never started would
+    leave the file open.
     """
 
     def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:

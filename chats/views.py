@@ -72,7 +72,7 @@ class ChatViewSet(ServiceViewSet):
     def create(self, request: Request) -> Response:
         chat, created = services.make_chat(request.user, **self.read(ChatInput))
         if not created and not self.has_scope("chats:read"):
-            chat.title = None  # it may be the first line of a message
+            chat.title = None  # the title may be the first line of a message
         return self.show(chat, 201 if created else 200)
 
     def replayed_answer(self, stored: bytes) -> bytes:
@@ -131,7 +131,7 @@ class AttachmentViewSet(ServiceViewSet):
     serializer_class = AttachmentSerializer
     lookup_url_kwarg = "attachmentId"
     required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
-    # Of ``create``: the replay for an attachment whose chat was deleted meanwhile.
+    # 404 of ``create``: a replay for an attachment whose chat was deleted meanwhile.
     error_statuses = {"create": {404}, "complete": {409}}
 
     def queryset_for(self, user: Any) -> Any:
@@ -162,7 +162,7 @@ class AttachmentViewSet(ServiceViewSet):
         attachment = self.get_queryset().filter(pk=answer["id"]).first()
         if attachment is None:
             raise NotFound
-        # A complete attachment has no time any more.
+        # The stored answer has the upload's time: a complete attachment has none any more.
         return dumps(answer | {"upload": self.announced(attachment)["upload"] | answer["upload"]})
 
     @extend_schema(

@@ -27,7 +27,9 @@ from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLE
 
 
 class MoneyForm(ActionForm):
-    """A form that moves credits, and shows the balance before and after: of its row's account, or of a named user."""
+    """A form that moves credits and shows the balance before and after: that of its row's account, or
+    of a named user.
+    """
 
     amount = CreditsField(minimum=1, label="Credits")
     reason = forms.CharField(
@@ -89,7 +91,8 @@ class RefundForm(MoneyForm):
 
     def clean_amount(self) -> int:
         amount: int = self.cleaned_data["amount"]
-        # ``ledger.refund`` checks a confirmation, which may have been sent twice, and the type of the row.
+        # Not checked on confirmation, which may be sent twice, or for other rows: ``ledger.refund`` checks these
+        # itself.
         checked = self.data.get("step") == "confirm" or not self.target.is_charge
         if not checked and amount > (rest := sums.refundable(self.target)):
             raise ValidationError(f"At most {statement.in_credits(rest)} can still be refunded.")
@@ -103,7 +106,7 @@ class RefundForm(MoneyForm):
 
 
 def once(name: str, done: str, move: Callable[..., object]) -> Callable[..., Did | None]:
-    """The ``apply`` of an action: one confirmation page moves credits once, even if it is sent twice."""
+    """The ``apply`` of an action. A confirmation page moves credits only once, even if it is sent twice."""
 
     def apply(request: HttpRequest, row: Any, data: dict[str, Any]) -> Did | None:
         given = {"cause": f"staff:{name}:{data['nonce'] or uuid.uuid4().hex}", "reason": data["reason"]}
@@ -161,12 +164,12 @@ class AccountAdmin(ReadOnly, WithActions):
 
 
 class HoldsFilter(admin.SimpleListFilter):
-    """Settled holds and releases are part of the row that charged them, unless rows of their own are asked for."""
+    """By default, settled holds and their releases are not shown: they are part of the row of the charge."""
 
     title, parameter_name = "holds", "holds"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        # A row that is asked for is shown, whatever it is.
+        # A row that is searched for is always shown.
         named = any(word.startswith("led_") for word in request.GET.get(SEARCH_VAR, "").split())
         self.as_asked = named or any(name.startswith("type__") for name in request.GET)
         return [("all", "Rows of their own")]
@@ -176,7 +179,7 @@ class HoldsFilter(admin.SimpleListFilter):
 
 
 class Statement(ChangeList):
-    """A page of the ledger whose rows have ``approved_at`` and ``balance`` (after them)."""
+    """A page of the ledger whose rows have ``approved_at``, and ``balance``, the balance after the row."""
 
     result_list: Any
 
@@ -247,7 +250,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def what(self, entry: Any) -> str:
         """The sentence, with links to what the row is about."""
         about = [("run", entry.run_id), ("call", entry.invocation_id), ("chat", entry.chat_id)]
-        if entry.type in (*CORRECTIONS, EntryType.ADJUSTMENT):  # that of a grant is its revocation
+        if entry.type in (*CORRECTIONS, EntryType.ADJUSTMENT):  # an adjustment against a grant is its revocation
             about.append(("charge" if entry.type == EntryType.REFUND else "grant", entry.against_id))
         links = [(page_of(model, key), label) for label, key in about if key and (model := model_of(key))]
         return format_html(

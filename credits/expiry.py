@@ -1,8 +1,8 @@
 """Grants that expire: the unspent part of each, and the EXPIRY rows that remove it.
 
-The grant that expires first is spent first; of grants that expire together, the oldest. Credits that never expire are
-spent last. The part that open holds need stays until they are settled. Credits can be spent until their EXPIRY row
-exists.
+The grant that expires first is spent first, and of grants that expire together the oldest. Credits that never expire
+are spent last. Open holds keep the part that they need until they are settled. Credits can be spent until their EXPIRY
+row exists.
 """
 
 from bisect import insort
@@ -24,7 +24,7 @@ from credits.sums import effect, total
 
 ACCOUNTS_BATCH = 500
 SPENT = Q(type__in=CHARGES) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
-# Where the order of spending changes: an expiring grant, what expired of one, what was revoked of any.
+# The rows at which the order of spending changes: expiring grants, expiries, and revocations of any grant.
 MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | REVOCATION
 
 
@@ -48,7 +48,7 @@ def _accounts_due(now: datetime) -> Iterator[int]:
 
 @transaction.atomic
 def _expire_of(account_id: int, now: datetime) -> int:
-    """A locked account is left to the next call."""
+    """Returns the micro-credits that were removed. A locked account is left to the next call."""
     account = Account.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=account_id).first()
     if account is None:
         return 0
@@ -68,10 +68,11 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 
 def unspent(account_id: int) -> dict[str, int]:
-    """The unspent part of each expiring grant, by grant id. The caller holds the account's lock. Four queries.
+    """The unspent part of each expiring grant in micro-credits, by grant id. The caller holds the account's lock. Four
+    queries.
 
-    The order of spending changes only where such a grant begins, expires or is revoked. Sums between these moments are
-    therefore enough.
+    The order of spending changes only where such a grant begins, expires or is revoked, so sums between these moments
+    are enough.
     """
     entries = LedgerEntry.objects.filter(account_id=account_id).order_by()
     grants = list(entries.filter(expires_at__isnull=False))
@@ -80,7 +81,7 @@ def unspent(account_id: int) -> dict[str, int]:
     expired = list(LedgerEntry.objects.filter(type=EntryType.EXPIRY, against__in=grants))
     revoked = list(entries.filter(REVOCATION))
     marks: list[Any] = sorted([*grants, *expired, *revoked], key=lambda mark: (mark.created_at, mark.id))
-    # For each row the number of marks up to it, in one pass: grants can be as many as days.
+    # Each row gets the number of marks up to it, in one pass: there can be as many grants as days.
     parts = entries.annotate(
         part=Window(Count("pk", filter=MARK), order_by="created_at"),
         change=Case(When(~MARK, then=effect())),
@@ -105,7 +106,7 @@ def unspent(account_id: int) -> dict[str, int]:
             of_grant = min(left[grant_id] if grant_id in left else mark.price["left"], amount)
             if grant_id in left:
                 left[grant_id] -= of_grant
-            spent = amount - of_grant  # a grant that is revoked after it was spent takes from the others
+            spent = amount - of_grant  # if a revoked grant was spent, the rest is taken from the others
         change, used_up = sums.get(number, (0, 0))
         balance += change
         spent += used_up
@@ -123,9 +124,9 @@ def _in_order(grant: LedgerEntry) -> tuple[Any, ...]:
 
 
 def left_of(grant: LedgerEntry, balance: int) -> int:
-    """The unspent part of a grant. The caller holds the account's lock; ``balance`` is the account's.
+    """The unspent part of a grant in micro-credits. The caller holds the account's lock; ``balance`` is the account's.
 
-    Of the credits that never expire the oldest are spent first, so what is left is the newest of them.
+    Of the credits that never expire, the oldest are spent first, so the rest of them is the newest.
     """
     expiring = unspent(grant.account_id)
     if grant.expires_at is not None:
@@ -134,14 +135,14 @@ def left_of(grant: LedgerEntry, balance: int) -> int:
     added = LedgerEntry.objects.filter(newer, account_id=grant.account_id, expires_at=None, amount__gt=0)
     added = added.filter(type__in=[EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT])
     revoked = LedgerEntry.objects.filter(REVOCATION, account_id=grant.account_id)
-    # The revocations of newer grants make those smaller; its own make this one smaller.
+    # Revocations of newer grants reduce these grants; the grant's own revocations reduce it.
     own = total(revoked.filter(against=grant))
     others = total(added) + total(revoked.filter(against__in=added.filter(type=EntryType.GRANT)))
     return max(0, min(grant.amount + own, balance - sum(expiring.values()) - others))
 
 
 def expiring(account_id: int) -> list[tuple[int, datetime]]:
-    """What is left of the grants that will expire, by the time when they do: (micro-credits, time)."""
+    """What is left of the expiring grants, summed by time of expiry: (micro-credits, time), soonest first."""
     pending = dict(PendingExpiry.objects.filter(account_id=account_id).values_list("grant_id", "expires_at"))
     if not pending:
         return []

@@ -10,7 +10,7 @@ from credits.models import LedgerEntry
 from credits.serializers import LedgerEntrySerializer
 
 FREE_TEXT = {"toolKey", "reason", "reference"}
-# A spreadsheet would execute text that begins like a formula. Some read the full-width signs in the same way.
+# A spreadsheet would execute text that begins like a formula. Some also accept the full-width signs.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -33,7 +33,7 @@ class _Line:
 
 
 def csv_lines(entries: Iterable[LedgerEntry]) -> Iterator[str]:
-    # One serializer for all rows: one for each row costs most of the time and keeps its row in memory.
+    # One serializer for all rows: a new one for each row would take most of the time, and keep the row in memory.
     writer, serializer, balances = csv.writer(_Line()), LedgerEntrySerializer(), Balances()
     yield writer.writerow(serializer.fields)
     for entry in entries:

@@ -1,4 +1,6 @@
-"""Credits that the app's backend grants for a payment, once for its ``reference``, and takes back for a refund."""
+"""Credits that the app's backend grants for a payment, only once for each ``reference``, and takes back
+for a refund.
+"""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -19,7 +21,9 @@ UNSPENT, ALL = "unspent", "all"
 
 
 def end_of_grant(text: Any) -> datetime:
-    """A time with its zone, at most GRANT_DAYS_MAX days ahead, as UTC to the millisecond. Raises ValueError."""
+    """Parses a time with its zone, at most GRANT_DAYS_MAX days ahead. Returns it in UTC, cut to milliseconds. Raises
+    ValueError.
+    """
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -35,7 +39,9 @@ def end_of_grant(text: Any) -> datetime:
 def grant(
     user_id: int, amount: int, *, reference: str, reason: str, expires_at: datetime | None
 ) -> tuple[LedgerEntry, bool]:
-    """The grant of this reference with its ``balance_after``, and whether it existed. Raises Conflict if it differs."""
+    """The grant of this reference, with ``balance_after``, and whether it existed before. Raises Conflict if it
+    differs.
+    """
     cause = f"reference:{_digest(reference)}"
     given: dict[str, Any] = {"cause": cause, "reference": reference, "reason": reason, "expires_at": expires_at}
     ledger.account_for(user_id)
@@ -49,11 +55,11 @@ def grant(
                     raise ValidationFailed({"expiresAt": ["The time must be in the future."]})
                 price = {"balance": money.to_text(account.balance + amount)}
                 entry = ledger.grant(user_id, amount, price=price, **given)
-    except IntegrityError:  # at the same moment for another user
+    except IntegrityError:  # the reference was used at the same moment for another user
         entry, before = LedgerEntry.objects.get(cause=cause), True
     if (entry.account_id, entry.amount, entry.expires_at) != (user_id, amount, expires_at):
         raise Conflict("This reference was used for another grant.", details={"ledgerId": entry.pk})
-    # As it was first told: charges that were under way then come before the grant in the order of the ledger's rows.
+    # The balance of the first answer: concurrent charges can come before the grant in the order of the ledger's rows.
     shown: Any = entry
     shown.balance_after = int(Decimal(entry.price["balance"]) * money.MICRO) if entry.price else balance_after(entry)
     return entry, before
@@ -66,7 +72,7 @@ def grants_of(user_id: int) -> QuerySet[LedgerEntry]:
 @transaction.atomic
 def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tuple[dict[str, Any], bool]:
     """``{revoked, balance}`` as decimal text, and whether this reference had revoked the grant before. UNSPENT takes
-    what is left of the grant and not held; ALL takes all of it, even below zero.
+    what is left of the grant and not held; ALL takes the whole grant, even below zero.
     """
     account = Account.objects.select_for_update(no_key=True).get(pk=given.account_id)
     cause = f"revoke:{given.pk}:{_digest(reference)}"
@@ -91,7 +97,7 @@ def _digest(reference: str) -> str:
 
 
 class Balances:
-    """Gives rows of an account, consecutive and newest first, their ``balance_after``. One query."""
+    """Sets ``balance_after`` of rows of an account, which come newest first without gaps. One query."""
 
     def __init__(self) -> None:
         self.next: int | None = None
@@ -103,9 +109,9 @@ class Balances:
 
 
 def balance_after(entry: LedgerEntry) -> int:
-    """The account's balance after the row, in the order in which lists show rows."""
+    """The account's balance after the row, in the order of lists."""
     newer = LedgerEntry.objects.filter(beyond(entry.created_at, entry.pk, ascending=True), account_id=OuterRef("pk"))
     change = newer.order_by().values("account_id").annotate(change=sums.change()).values("change")
-    # One statement, so that the rows and the balance are of one moment.
+    # One statement, so that the rows and the balance belong to the same moment.
     account = Account.objects.annotate(since=Coalesce(Subquery(change), Value(0))).get(pk=entry.account_id)
     return account.balance - account.since

@@ -1,9 +1,9 @@
-"""The only writer of accounts and ledger rows. Amounts are micro-credits; no HTTP, no prices, no reports here.
+"""The only writer of accounts and ledger rows. Amounts are micro-credits. No HTTP, prices or reports here.
 
 Every function joins the caller's transaction or opens its own. Every function can be repeated: the ``cause`` of a row
 is unique, and a second call with the same cause moves nothing. One guarded UPDATE changes the account, in the
-transaction that inserts the rows (``_post``). A movement of a run needs that run's lock, which the caller takes first:
-without it, two calls with one cause at the same moment move it once, and one of them raises IntegrityError.
+transaction that inserts the rows (``_post``). For a movement of a run, the caller must first lock the run: otherwise,
+of two simultaneous calls with one cause, one moves the credits and the other raises IntegrityError.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Outcome(Enum):
 
 class InsufficientCredits(DomainError):
     """402 with ``details.available``, a decimal string, and ``details.topUpUrl`` or null. A tool call stores only the
-    message, which repeats what is available.
+    message, which also has the available amount.
     """
 
     status, code = 402, "INSUFFICIENT_CREDITS"
@@ -58,7 +58,7 @@ class InsufficientCredits(DomainError):
 
 
 def top_up_url(username: str | None) -> str | None:
-    """Where the user buys credits: the page of the app that TOP_UP_URL names."""
+    """The address where the user buys credits, from TOP_UP_URL; None if there is none."""
     if not settings.TOP_UP_URL or username is None:
         return None
     return settings.TOP_UP_URL.replace("{userId}", quote(username, safe=""))
@@ -79,7 +79,7 @@ _account: CompiledQuery[Account] = CompiledQuery(lambda user_id: Account.objects
 
 
 def account_for(user_id: int) -> Account:
-    """The user's account. A user that is older than this app has none yet: it is opened here."""
+    """The user's account. It is opened here for a user who is older than this app."""
     return _account.first(user_id) or open_account(get_user_model().objects.get(pk=user_id))
 
 
@@ -105,7 +105,9 @@ def grant(
     is_first: bool = False,
     price: dict[str, Any] | None = None,
 ) -> LedgerEntry:
-    """Add credits, once for each ``cause``, until ``expires_at``. ``is_first``: nothing can wait for them."""
+    """Add credits, only once for each ``cause``; they expire at ``expires_at``. ``is_first``: the account's first
+    grant, for which no run can wait.
+    """
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
@@ -139,7 +141,9 @@ def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, referenc
 
 @transaction.atomic
 def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
-    """Refund a charge, or a part of it; with a ``cause``, once. Raises Conflict if its refunds would exceed it."""
+    """Refund a charge or a part of it; only once if a ``cause`` is given. Raises Conflict if the sum of refunds would
+    exceed the charge.
+    """
     _require(amount > 0, "amount", "A refund must be more than 0.")
     spent = LedgerEntry.objects.filter(pk=entry_id).first()
     if spent is None:
@@ -174,9 +178,9 @@ def hold(
     cause: str | None = None,
     only_if: Condition | None = None,
 ) -> LedgerEntry | None:
-    """Hold the estimate of a tool call, or with a ``cause`` of its own the most that a request to a model can cost.
-    Returns None for 0; a repetition returns the first hold. Raises InsufficientCredits, without any change, if
-    available would go below zero or ``only_if`` does not hold.
+    """Hold the estimate of a tool call, or, with a ``cause``, the most that a request to a model can cost. Returns None
+    for 0; a repeated call returns the first hold. Raises InsufficientCredits if the available credits are not enough or
+    ``only_if`` is false; then nothing has changed.
     """
     _require(amount >= 0, "amount", "A hold must not be negative.")
     if amount == 0:
@@ -217,7 +221,7 @@ def release(invocation_id: str) -> None:
 
 
 def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int:
-    """Charge a request to a model to its hold and release the rest. Returns what is charged: at most the hold."""
+    """Charge a request to a model to its hold, and release the rest. Returns the charged amount, at most the hold."""
     _require(amount >= 0, "amount", "Usage must not be negative.")
     if _settle(hold, amount, price):
         _notice_excess(hold, amount)
@@ -225,8 +229,8 @@ def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int
 
 
 def charge_turn_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> None:
-    """``charge_turn`` as a part of other writes, which all happen only if this is not a repetition. ``also`` depend on
-    ``guards``.
+    """``charge_turn`` as a part of other writes. A repetition makes a guard fail, so that none of the
+    writes happens.
     """
     _require(amount >= 0, "amount", "Usage must not be negative.")
     charged = min(amount, hold.amount)
@@ -265,8 +269,8 @@ def expire(pending: PendingExpiry, amount: int, part: int) -> None:
 
 
 def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
-    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if it was settled before. The charge
-    of a tool call is a CAPTURE; that of a request to a model, with its own ``price``, a USAGE, even of 0.
+    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if the hold was settled before. The
+    charge of a tool call is a CAPTURE. With a ``price``, it is the charge of a request to a model: a USAGE, even of 0.
     """
     charged = min(amount, hold.amount)
     rows = _settlement(hold, charged, price)
@@ -294,7 +298,7 @@ def _settlement(hold: LedgerEntry, charged: int, price: dict[str, Any] | None) -
 
 
 def _subject(entry: LedgerEntry) -> dict[str, Any]:
-    """What a row that settles or refunds ``entry`` copies from it."""
+    """The columns that a row copies from the ``entry`` that it settles or refunds."""
     return {name: getattr(entry, name) for name in ("tool_key", "chat_id", "run_id", "invocation_id")}
 
 
@@ -320,8 +324,9 @@ def _post(
     by_staff: bool = False,
     only_if: Condition | None = None,
 ) -> Outcome:
-    """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to it; nothing unless the outcome is MOVED.
-    The first row's cause decides whether it is a repetition. With ``covered``, available must not go below zero.
+    """Insert ``rows``, which must belong to one account, and add ``balance`` and ``held`` to it. Nothing is written
+    unless the outcome is MOVED. The cause of the first row shows a repetition. ``covered``: available must not go below
+    zero.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
     change = movement(rows[0], balance=balance, held=held, covered=covered, by_staff=by_staff, only_if=only_if)
@@ -333,7 +338,7 @@ def _post(
     with contextlib.nullcontext() if alone else transaction.atomic(savepoint=False):
         if rows[0].run_id is None:
             # A concurrent transaction may insert the same cause while this one waits for the account; only a statement
-            # that starts after the wait sees that row. The movements of a run need no such wait: their callers hold
+            # that starts after the wait sees that row. Movements of a run need no such wait, because their callers hold
             # the run's lock.
             Account.objects.select_for_update(no_key=True).filter(pk=user_id).first()
         while not writes.do():

@@ -16,7 +16,7 @@ class Condition(NamedTuple):
     values: Sequence[Any]
 
 
-# Staff may take available below zero, and only the part that is below zero is a debt.
+# Staff may take available below zero; the part below zero is the debt.
 _CHANGE_ACCOUNT = """
     UPDATE credits_account SET balance = balance + %s, held = held + %s, updated_at = %s,
            debt = CASE WHEN balance + %s >= held + %s THEN 0 WHEN %s THEN held + %s - balance - %s ELSE debt END,
@@ -24,7 +24,7 @@ _CHANGE_ACCOUNT = """
      WHERE user_id = %s AND held + %s >= 0 AND balance + %s BETWEEN %s AND %s
        AND NOT EXISTS (SELECT 1 FROM credits_ledgerentry WHERE cause = %s)
 """
-# One bit for each threshold that the balance goes below. ``low.py`` reports and clears them.
+# Sets one bit for each threshold that the balance falls below. ``low.py`` reports and clears the bits.
 _CROSSED = " | (CASE WHEN balance >= {0} AND balance + %s < {0} THEN {1} ELSE 0 END)"
 _COVERED = " AND balance + %s >= held + %s"
 
@@ -38,7 +38,9 @@ def movement(
     by_staff: bool = False,
     only_if: Condition | None = None,
 ) -> tuple[str, list[Any]]:
-    """The statement and its values, as ``ledger._post`` describes them. ``first`` is the first row of the movement."""
+    """The UPDATE and its values; ``ledger._post`` explains the arguments. ``first`` is the first row of
+    the movement.
+    """
     crossed = "".join(_CROSSED.format(threshold, 1 << bit) for bit, threshold in enumerate(low.thresholds()))
     now = connection.ops.adapt_datetimefield_value(first.created_at)
     values: list[Any] = [balance, held, now, balance, held, by_staff, held, balance]

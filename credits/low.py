@@ -1,5 +1,5 @@
-"""Tells the installation endpoint of each fall of a balance below a threshold. The statement that changes an account
-marks it, and a sweep reports the marks, so that no charge waits for an event.
+"""Reports to the installation endpoint each fall of a balance below a threshold. The statement that changes an account
+marks the fall, and a sweep reports the marks, so that no charge waits for an event.
 """
 
 from functools import lru_cache

@@ -51,14 +51,16 @@ SETTLEMENTS = [EntryType.CAPTURE, EntryType.RELEASE, EntryType.USAGE]
 CHARGES = [EntryType.CAPTURE, EntryType.USAGE]
 SPENDING = [*CHARGES, EntryType.REFUND]
 CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
-# What the app's backend took back of a grant. ``price`` is ``{"left": what of the grant was unspent, "balance": the
-# account's after it}``; that of its grants has the balance alone.
+# The rows by which the app's backend took a grant back. Their ``price`` is ``{"left": the unspent part of the grant,
+# "balance": the account's balance afterwards}``. The ``price`` of the backend's grants has only "balance".
 REVOCATION = Q(type=EntryType.ADJUSTMENT, against__isnull=False)
 STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 
 
 class Account(models.Model):
-    """A user's credits. available = balance − held. ``debt`` is how far staff have taken it below zero."""
+    """A user's credits. available = balance − held. ``debt``: how far staff or a revocation have taken available below
+    zero.
+    """
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.PROTECT, primary_key=True, related_name="credit_account"
@@ -66,7 +68,7 @@ class Account(models.Model):
     balance = models.BigIntegerField(default=0)
     held = models.BigIntegerField(default=0)
     debt = models.BigIntegerField(default=0)
-    # One bit for each of CREDITS_LOW_THRESHOLDS that the balance has gone below and that is not reported yet.
+    # One bit for each of CREDITS_LOW_THRESHOLDS below which the balance has fallen, until that is reported.
     low_due = models.IntegerField(default=0)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
@@ -101,7 +103,7 @@ class LedgerEntry(models.Model):
 
     ``against`` is the row that this row settles (CAPTURE, USAGE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or
     USAGE), expires (EXPIRY: the GRANT) or revokes (ADJUSTMENT by the app's backend: the GRANT). ``tool_key`` is the
-    name of a tool, null for model usage. ``reference`` is the backend's own name of a payment or of its refund.
+    name of a tool, null for model usage. ``reference`` is the backend's own id of a payment or of its refund.
     """
 
     id = IdField(prefix="led")
@@ -158,14 +160,14 @@ class LedgerEntry(models.Model):
         ]
         indexes = [
             models.Index("account", "created_at", "id", name="ledger_by_account"),
-            # For the partial day at the start of a report. The columns after the second make it an index-only scan.
+            # For the partial day at the start of a report. The columns after ``created_at`` allow an index-only scan.
             models.Index(
                 *("account", "created_at", "type", "tool_key", "chat_id", "amount"),
                 condition=Q(type__in=SPENDING),
                 name="ledger_spending",
             ),
             models.Index("run_id", "type", "amount", condition=Q(run_id__isnull=False), name="ledger_by_run"),
-            # The admin filters for these rare types among millions of rows.
+            # The admin filters by these types, which are rare among millions of rows.
             models.Index("type", "id", condition=Q(type__in=STAFF_TYPES), name="ledger_by_staff_type"),
             models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
             models.Index("account", "against", condition=REVOCATION, name="ledger_revocations"),
@@ -204,7 +206,7 @@ class PendingExpiry(models.Model):
 class UsageTotal(models.Model):
     """A sum of ledger rows of an account, for the reports. Always exact. ``tool_key`` is empty for model usage."""
 
-    # Without a constraint: the foreign key of the ledger row is enough.
+    # Without a database constraint: that of the ledger row is enough.
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)
     amount = models.BigIntegerField()
     records = models.BigIntegerField()
@@ -225,7 +227,7 @@ class DayTotal(UsageTotal):
     tool_key = models.CharField(max_length=100)
 
     class Meta:
-        # For the reports of staff, over all accounts. Without the amount, which every charge changes.
+        # For the reports of staff over all accounts. The amount is not in the index, because every charge changes it.
         indexes = [models.Index("day", name="day_total_by_day")]
 
 

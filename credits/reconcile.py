@@ -1,4 +1,6 @@
-"""Compares accounts and usage totals with the ledger. It corrects nothing: staff must look at a difference first."""
+"""Compares accounts and usage totals with the ledger. It corrects nothing, because staff must look at a difference
+first.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
 
 @dataclass(frozen=True)
 class Kind:
-    """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: which rows are counted."""
+    """``keys``: each key column except the account, with its SQL for a ledger row. ``rows``: the condition for the rows
+    that count.
+    """
 
     model: type[UsageTotal]
     keys: dict[str, str]
@@ -99,7 +103,7 @@ def _refunds() -> Iterator[str]:
 
 
 def _with_answers(types: list[EntryType], answers: list[EntryType]) -> QuerySet[Any]:
-    """Rows with ``answered``, the sum of the rows of these types against them."""
+    """Rows of ``types`` with ``answered``, the sum of the rows of the types ``answers`` against each."""
     against = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=answers).order_by().values("against")
     total = Subquery(against.annotate(total=Sum("amount")).values("total"))
     return LedgerEntry.objects.filter(type__in=types).annotate(answered=total).order_by("pk")
@@ -118,7 +122,8 @@ def drift_of(kind: Kind) -> Iterator[str]:
         HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
         ORDER BY {keys}
     """  # noqa: S608
-    # There may be hundreds of thousands of differences, so a server-side cursor reads them. PgBouncer has none.
+    # There may be hundreds of thousands of differences, so they are read with a server-side cursor. Behind PgBouncer,
+    # there is none.
     unavailable = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
     with connection.cursor() if unavailable else connection.chunked_cursor() as cursor:
         cursor.execute(statement)

@@ -11,12 +11,15 @@ from django.utils.module_loading import import_string
 from config.kernel import money
 from credits.models import SETTLEMENTS, EntryType, LedgerEntry
 
-# Rows that a page may read to know its balances. A page that shows a few old rows of a busy account shows none.
+# The most rows that a page reads to compute its balances. A page with a few old rows of a busy account shows no
+# balances.
 LATER_MAX = 10_000
 
 
 def folded() -> Q:
-    """The rows that a statement shows: a settled hold and what it released are part of the row that charged it."""
+    """The rows that a statement shows. A settled hold and its release are not among them: they are part of the row of
+    the charge.
+    """
     answers = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     # Not type__in=CHARGES: SQLite uses the partial index only if the query repeats its condition.
     settlements = LedgerEntry.objects.filter(against=OuterRef("against"), type__in=SETTLEMENTS)
@@ -44,7 +47,7 @@ def signed(micro: int) -> str:
 
 
 def subject(entry: LedgerEntry) -> str:
-    """The tool, or the model's turn or summary, and whether it ended early, which is charged in part."""
+    """The tool, or the model with its turn or summary, and a note if it ended early and was charged in part."""
     if entry.tool_key or not entry.run_id:
         return entry.tool_key or ""
     held = (entry.against.price if entry.against else entry.price) or {}
@@ -54,7 +57,7 @@ def subject(entry: LedgerEntry) -> str:
 
 
 def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
-    """``entry`` comes with its account's user, its staff and the row that it is against."""
+    """One sentence about the row. ``entry`` must have its account's user, its staff and its ``against`` loaded."""
     amount, what = in_credits(abs(entry.amount), money.rounded), subject(entry)
     by = f" by {entry.staff.get_username()}" if entry.staff else ""
     reason = f": {entry.reason}" if entry.reason else ""
@@ -78,7 +81,7 @@ def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
 
 
 def held(entry: LedgerEntry) -> str:
-    """The hold that the row settled, if it was not charged in full."""
+    """A text about the hold that the row settled, if it was not charged in full."""
     if not entry.is_charge or entry.against is None or entry.against.amount == entry.amount:
         return ""
     rest = money.to_text(entry.against.amount - entry.amount)
@@ -93,10 +96,13 @@ def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:
 
 
 def balances_after(entries: Sequence[LedgerEntry]) -> dict[str, int]:
-    """The account's balance after each row, by the row's id; empty if LATER_MAX rows do not suffice."""
+    """The account's balance after each row, by the row's id; empty if more than LATER_MAX rows would
+    have to be read.
+    """
     if not entries:
         return {}
-    # One statement, so that the rows and the balance are of one moment. Without an order, so that it ends at the limit.
+    # One statement, so that the rows and the balance belong to the same moment. Without an order, so that it stops at
+    # the limit.
     rows = LedgerEntry.objects.filter(
         account_id__in={entry.account_id for entry in entries},
         created_at__gte=min(entry.created_at for entry in entries),

@@ -1,4 +1,4 @@
-"""What runs have spent and hold, in micro-credits, read from the ledger's rows."""
+"""What runs have spent and what they hold, in micro-credits, from the ledger's rows."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,12 +10,12 @@ from django.db.models.functions import Cast, Coalesce
 from config.database.queries import CompiledQuery
 from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
-# Rows that are looked through for the one by which credits reached.
+# The most rows that ``reached_by`` searches.
 REACHING_ROWS = 200
 
 
 def refundable(entry: LedgerEntry) -> int:
-    """What of a CAPTURE or USAGE row is not refunded yet."""
+    """The part of a CAPTURE or USAGE row that is not refunded yet."""
     return entry.amount - total(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND))
 
 
@@ -40,7 +40,7 @@ def run_spent_subquery(outer: str = "pk") -> Combinable:
 
 
 def effect(of: Literal["balance", "held"] = "balance", entries: str = "") -> Combinable:
-    """What a row has added to the balance, or to the holds, of its account. ``entries`` leads to it."""
+    """What a row adds to its account's balance or held amount. ``entries``: the lookup prefix that leads to the row."""
     signs = {type: getattr(type, of) for type in EntryType if getattr(type, of)}
     whens = [When(**{f"{entries}type": type}, then=F(f"{entries}amount") * sign) for type, sign in signs.items()]
     return Case(*whens, default=Value(0), output_field=BigIntegerField())
@@ -52,8 +52,9 @@ def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum
 
 
 def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tuple[str, datetime | None]:
-    """The type and time of the row by which ``needed`` became available, and was left of the run's budget, of which
-    ``budget`` is left now. A RELEASE if none of the account's newest rows is it.
+    """The type and time of the row by which ``needed`` became available and, if there is a ``budget``, was left of the
+    run's budget, of which ``budget`` is left now. A RELEASE without a time if none of the newest REACHING_ROWS is that
+    row.
     """
     left = Account.objects.get(pk=user_id).available
     rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
@@ -68,12 +69,12 @@ def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tu
 
 
 def covers(needed: str) -> Exists:
-    """Whether the account of a row's ``run__user_id`` has so many credits available, as a condition on its column."""
+    """A condition: the account of ``run__user_id`` has as many available credits as the row's column ``needed``."""
     return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
 
 
 def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
-    # Settled holds could not be settled again; to leave them out saves statements.
+    # A settled hold cannot be settled again; leaving such holds out saves statements.
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
 
@@ -83,7 +84,9 @@ open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_hold
 
 
 def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
-    """What the open holds of runs, without those of some of their calls, add up to, as an expression for a queryset."""
+    """The sum of the open holds of runs, without those of the calls ``without_calls``, as an expression
+    for a queryset.
+    """
     holds = (
         _open_holds_of(run_id__in=run_ids)
         .exclude(invocation_id__in=without_calls)

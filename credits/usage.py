@@ -1,8 +1,8 @@
 """The usage reports: read-only, one account each. Amounts are micro-credits.
 
-A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and a row with that very
-timestamp is included. ``all`` has no lower bound. Whole UTC days are read from the totals that triggers keep; the
-partial day at the start of a period from ledger rows.
+A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and includes a row at exactly
+that time. ``all`` has no lower bound. Whole UTC days are read from the totals that triggers maintain, the partial day
+at the start of a period from ledger rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -41,7 +41,9 @@ def period_of(name: str) -> Period:
 
 
 def display_names(tool_keys: Collection[str]) -> dict[str, str]:
-    """What people read: the catalogue's names, and of a tool that is not there ``draw_chart`` → ``Draw chart``."""
+    """The names that people see: those of the catalogue. For a tool that is not in it, ``draw_chart`` becomes ``Draw
+    chart``.
+    """
     names_of: Callable[[Collection[str]], dict[str, str]] = import_string(settings.CREDITS_TOOL_NAMES)
     names = {key: _in_words(key) for key in tool_keys} | names_of(tool_keys)
     return names | {MODEL_KEY: "Model usage"}
@@ -99,7 +101,9 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The chat's title and its spending by (tool, run) less refunds, newest activity first. (None, []) without one."""
+    """The chat's title and its spending by (tool, run), less refunds, newest activity first; (None, []) if there is
+    none.
+    """
     totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
     items = [
         {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
@@ -122,7 +126,9 @@ def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 
 def export(user_id: int) -> Iterator[LedgerEntry]:
-    """Every row, newest first, read in batches: a slow client must not hold much memory or a database cursor."""
+    """Every row, newest first. They are read in batches, so that a slow client holds little memory and no database
+    cursor.
+    """
     rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
     batch = list(rows[:EXPORT_BATCH])
     while batch:

@@ -51,11 +51,12 @@ class CreditsViewSet(ServiceViewSet):
         if self.surface != "server":
             return self.request.user.pk or 0
         subject = self.kwargs["userId"]
-        # As for all path parameters: what cannot be an id is the id of nobody. Staff have no credits to sell.
+        # A text that cannot be an id belongs to nobody, as in all path parameters. Staff accounts are not offered here.
         if len(subject) > SUBJECT_MAX or "\0" in subject:
             raise NotFound
         try:
-            # Events and TOP_UP_URL show the username, which is not always the subject: it is that user's id too.
+            # Events and TOP_UP_URL show the username, which can differ from the subject, so it is accepted as an id,
+            # too.
             user = user_of({"sub": subject}, lambda username: user_named.first(subject) or user_named.first(username))
         except AuthenticationFailed:
             raise NotFound from None

@@ -77,7 +77,7 @@ def gauges() -> Iterator[Gauge]:
     """Live runs by state, the longest wait of a run that can execute, and live workers. The counts only
     read indexes.
     """
-    # Runs that could execute have a ``due_at``; the condition makes the index usable.
+    # A queued run that is neither blocked nor throttled could execute, and has a ``due_at``.
     due = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False)
     could_execute = due.aggregate(count=Count("pk"), since=Min("updated_at"))
     since = could_execute["since"]

@@ -1,8 +1,8 @@
 """Claims due deliveries for this process. The claim's id fences the writes that follow.
 
-Two limits hold. An endpoint has a number of attempts under way in all processes together, which the lock on its row
-makes exact. The slots of this process are allocated by how the endpoints have answered, so that receivers that hang
-never take the last free slots, however many they are.
+There are two limits. The attempts to an endpoint are limited over all processes together; the lock on the endpoint's
+row makes this exact. The slots of this process are allocated by how endpoints have answered, so that receivers that
+hang never take the last free slots, however many they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,17 +18,17 @@ from config.kernel.ids import any_of, array, new_id
 from webhooks import transitions
 from webhooks.models import Delivery, Endpoint
 
-# Concurrent attempts: of a process, to the installation endpoint, and to any other.
+# The most concurrent attempts: of a process, to the installation endpoint, and to any other endpoint.
 WEBHOOK_WORKER_CAPACITY = 512
 WEBHOOK_INSTALLATION_CONCURRENCY = 32
 WEBHOOK_ENDPOINT_CONCURRENCY = 4
-# Deliveries that are claimed at a time, and endpoints that are considered in one search.
+# The most deliveries that are claimed at a time, and the most endpoints that one search considers.
 WEBHOOK_BATCH_SIZE = 200
 CANDIDATES_MAX = 500
 
-# Steps from endpoint to endpoint along an index: an endpoint with ready deliveries costs one step, however many they
-# are, and one without costs nothing. The conditions are literals because a partial index is used for nothing else, and
-# the order by three columns leaves the database no other index.
+# Goes from endpoint to endpoint along an index: an endpoint with ready deliveries costs one step, however many they
+# are, and one without them costs nothing. The conditions are literals, because otherwise a partial index is not used.
+# The ORDER BY has three columns, so that the database uses no other index.
 _CANDIDATES = """
     WITH RECURSIVE waiting (endpoint_id, step) AS (
         SELECT (
@@ -61,8 +61,8 @@ _CANDIDATES = """
         WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
     )
 """
-# The first due deliveries of each of these endpoints, and how many are under way. In a UNION with one part for each
-# endpoint, every part would be planned by itself.
+# The first due deliveries of each of these endpoints, and how many are being sent. Not a UNION with one part for each
+# endpoint, because each part would be planned by itself.
 _DUE = """
     SELECT
         endpoint.id,
@@ -98,19 +98,22 @@ class Claim:
     """One attempt that this process will make."""
 
     delivery: Delivery  # with its endpoint
-    # The database's time and ``clock.steady`` at the same moment: the signed time does not depend on the local clock.
+    # The database's time and ``clock.steady`` at the same moment, so that the signed time does not depend on the local
+    # clock.
     claimed_at: datetime
     claimed_tick: float
 
     @property
     def secrets(self) -> list[str]:
-        """The secret, and in its grace window the previous one. Empty if no key decrypts the secret."""
+        """The secret, and in the grace window also the previous one. Empty if no key decrypts the secret."""
         endpoint = self.delivery.endpoint
         secrets = (endpoint.secret, endpoint.secondary_at(self.claimed_at)) if endpoint.secret else ()
         return [secret for secret in secrets if secret]
 
     def is_late(self) -> bool:
-        """Whether the claim may lapse before an attempt that begins now ends: the machine was suspended, or slow."""
+        """Whether the claim could lapse before the end of an attempt that begins now: the machine was suspended or
+        slow.
+        """
         return clock.steady() - self.claimed_tick > transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
 
     def now(self) -> datetime:
@@ -118,7 +121,7 @@ class Claim:
 
 
 def concurrency(of_installation: bool) -> int:
-    """How many attempts to an endpoint may be under way."""
+    """How many concurrent attempts to an endpoint are allowed."""
     return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
@@ -131,9 +134,9 @@ def anything_ready() -> bool:
 
 
 def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
-    """Claim what this process should send now, while ``busy`` of its slots are taken, to endpoints behind the id
-    ``after``. Returns the claims, whether deliveries were left for want of a slot, and the next ``after``, empty at the
-    end.
+    """Claim what this process should send now, to endpoints with ids above ``after``; ``busy`` of its slots are taken.
+    Returns the claims, whether deliveries had to be left because there was no slot, and the next ``after``, which is
+    empty at the end.
     """
     candidates, closed, after = _candidates(after)
     if closed:
@@ -148,8 +151,8 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
     """How many attempts each endpoint may start, by endpoint id.
 
-    An endpoint gets a slot while fewer slots than its share are taken. Its share depends on whether it answered last
-    time, and is smaller for further attempts at the same time. So an endpoint that answers waits neither for 200
+    An endpoint gets a slot while fewer slots than its share are taken. The share depends on whether its last attempt
+    succeeded, and is smaller for further attempts at the same time. So an endpoint that answers waits neither for 200
     receivers that hang nor for one with a long queue.
     """
     first_share = {False: slots, None: slots * 3 // 4, True: slots // 2}
@@ -171,7 +174,9 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
 
 
 def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
-    """Endpoints to serve, longest waiting first, the ids of closed ones with deliveries, and the next ``after``."""
+    """The endpoints to serve, the longest waiting first; the ids of closed endpoints with deliveries; and the next
+    ``after``.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = [Candidate(*row) for row in cursor.fetchall()]
@@ -203,7 +208,9 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
-    """The deliveries to claim, counted again under the lock: no other process can claim for these endpoints now."""
+    """The ids of the deliveries to claim. Attempts are counted again under the lock: no other process can claim for
+    these endpoints now.
+    """
     most = max(concurrency(False), concurrency(True))
     sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
     with connection.cursor() as cursor:

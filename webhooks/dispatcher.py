@@ -1,7 +1,7 @@
-"""Sends this process's share of the webhooks: claims due deliveries, sends them concurrently, records the outcomes.
+"""Sends this process's share of the webhooks: claims due deliveries, sends them concurrently, and records the outcomes.
 
 One thread uses the database, over one connection that it closes when nothing is due. At most WEBHOOK_WORKER_CAPACITY
-attempts run on the event loop of outbound requests. They never touch the database.
+attempts run on the event loop of outbound requests; they never touch the database.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Dispatcher:
         self._awake.set()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Claim nothing more, and wait until the attempts under way are recorded, ``timeout`` seconds at most."""
+        """Claim no more deliveries, and wait until the open attempts are recorded, at most ``timeout`` seconds."""
         self._stopping = True
         self._awake.set()
         if self._thread is not None:
@@ -93,7 +93,7 @@ class Dispatcher:
             if not outage.ended():
                 self._recover()
         except CONNECTION_ERRORS as error:
-            # Outcomes that are not recorded yet are kept. If a claim lapses first, its attempt counts as failed.
+            # Outcomes that are not recorded yet are kept. If their claims lapse before, the attempts count as failed.
             outage.failed(error)
             self._recover()
         except Exception:
@@ -106,7 +106,9 @@ class Dispatcher:
         self._awake.set()
 
     def _step(self) -> bool:
-        """Record what has ended, pass on what is due, claim and start what fits. Returns whether more may be due."""
+        """Record ended attempts, handle ended waits, and claim and start as many attempts as there is room for. Returns
+        whether more may be due.
+        """
         while not self._outcomes.empty():
             self._unrecorded.append(self._outcomes.get())
             self._in_flight -= 1
@@ -126,14 +128,14 @@ class Dispatcher:
             self._in_flight += len(found)
             shared.submit(self._send(found))
         if left and not found and time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
-            # The other processes: this one has no free slot.
+            # Nudge the other processes, because this one has no free slot.
             self._nudged_at = time.monotonic()
             nudges.nudge(DELIVER)
         return more or bool(passed_on)
 
     def _record(self, outcomes: Sequence[Attempt]) -> None:
-        """If one of the outcomes cannot be written, the others are. Its claim lapses, so its attempt counts as failed:
-        a retry would block all other deliveries.
+        """Record outcomes. If one cannot be written, the others are written. Its claim lapses, so its attempt counts as
+        failed; retrying would block all other deliveries.
         """
         try:
             transitions.record_outcomes(outcomes)
@@ -147,11 +149,12 @@ class Dispatcher:
                 self._record([outcome])
 
     async def _send(self, batch: Sequence[claims.Claim]) -> None:
-        """On the event loop: make these attempts concurrently, and hand over each outcome when it arrives."""
+        """Make these attempts concurrently on the event loop, and hand over each outcome when it arrives."""
         await asyncio.gather(*(self._attempt(claim) for claim in batch))
 
     async def _attempt(self, claim: claims.Claim) -> None:
-        # A process that stops returns its claims, and so does one that was suspended: its claim may lapse meanwhile.
+        # A process that stops returns its claims. So does one that was suspended, because its claim may lapse during
+        # the attempt.
         unsent = self._stopping or claim.is_late()
         self._outcomes.put(claim.delivery.attempt() if unsent else await sender.attempt(claim))
         self._awake.set()
@@ -170,6 +173,6 @@ def dispatcher() -> Dispatcher:
 
 
 def stop() -> None:
-    """When the process stops: wait for the attempts under way, no longer than an attempt may take."""
+    """Called when the process stops: wait for the open attempts, at most as long as an attempt may take."""
     if _dispatcher is not None:
         _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + RECORD_SECONDS)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Self
 
 
 class Field(NamedTuple):
-    """A field of a body in the API document. ``source``: what the stream event calls it, if that is another name."""
+    """A field of a body in the API document. ``source``: its name in the stream event, if that differs."""
 
     description: str
     example: Any
@@ -42,8 +42,8 @@ class AnyEvent(StrEnum):
 
 
 class Event(AnyEvent):
-    """An event of a run, written beside the stream event with this status, which has its fields. ``extended``: for who
-    asked for them.
+    """An event of a run, which is written with a stream event of this type and status, and has fields of it.
+    ``extended``: only for endpoints with ``extendedEvents``.
     """
 
     AGENT_STARTED = (
@@ -103,7 +103,7 @@ class Event(AnyEvent):
 
 
 class CreditsEvent(AnyEvent):
-    """What happens to a user's credits, for the installation endpoint alone."""
+    """An event of a user's credits, only for the installation endpoint."""
 
     GRANTED = (
         "credits.granted",
@@ -137,6 +137,6 @@ class CreditsEvent(AnyEvent):
 
 
 class TrialEvent(AnyEvent):
-    """For the endpoint that was asked about alone."""
+    """A test event, only for the endpoint that is tested."""
 
     TEST = "webhook.test", "The user or staff asked for a test event."

@@ -1,4 +1,6 @@
-"""The metrics of webhooks: attempts and their lag are counted when recorded, the backlog is read at a scrape."""
+"""The metrics of webhooks. Attempts and their lag are counted when they are recorded; the backlog is read at each
+scrape.
+"""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -23,7 +25,7 @@ COUNT_MAX = 100_000
 
 
 def oldest_due(now: datetime) -> datetime | None:
-    """When the delivery became due that has waited longest; None if nothing is due."""
+    """The time at which the delivery that has waited longest became due; None if nothing is due."""
     due = Delivery.objects.filter(status=Delivery.Status.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at")
     # One query for each part of the index. SQLite uses the index for IN only.
     parts = [due.filter(ready__in=[ready]).values_list("next_attempt_at", flat=True).first() for ready in (True, False)]
@@ -31,7 +33,9 @@ def oldest_due(now: datetime) -> datetime | None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """The deliveries that are due now, by the index of pending deliveries."""
+    """The number and the longest wait of the deliveries that are due now. They are read from the index of pending
+    deliveries.
+    """
     now = clock.now()
     first = oldest_due(now)
     waiting = (now - first if first else timedelta()).total_seconds()

@@ -1,4 +1,4 @@
-"""Webhook endpoints, deliveries, which ``outbox.py`` inserts, and attempts. ``transitions.py`` writes every status."""
+"""Webhook endpoints, deliveries (``outbox.py`` inserts them) and attempts. ``transitions.py`` writes every status."""
 
 from datetime import datetime
 from typing import Any, ClassVar
@@ -17,9 +17,9 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 class Endpoint(models.Model):
     """A user's endpoint or, without a user, that of the installation, which gets the events of all users.
 
-    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it. ``failing`` says whether the
-    latest attempt failed, null before the first. While ``drop_until`` is set, nothing is sent, and the pending
-    deliveries recorded until then are being marked dead.
+    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it. ``failing``: whether the
+    latest attempt failed; null before the first one. While ``drop_until`` is set, nothing is sent, and pending
+    deliveries that were recorded until that time are being marked dead.
     """
 
     STATES: ClassVar = {
@@ -35,7 +35,7 @@ class Endpoint(models.Model):
         settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="webhook_endpoints", db_index=False
     )
     url = models.CharField(max_length=2048)
-    # Everything except signing works without them.
+    # Without readable secrets, everything except signing works.
     secret = EncryptedField(lost="")
     secondary_secret = EncryptedField(null=True, lost=None)
     secondary_expires_at = models.DateTimeField(null=True)
@@ -85,10 +85,10 @@ class Endpoint(models.Model):
 
 
 class Delivery(ProtectedModel):
-    """One event for one endpoint: the user's, the installation's, or one delivery each.
+    """One event for one endpoint. An event for the user's and the installation's endpoint has two deliveries.
 
     ``attempt_count`` counts the claims. A pending delivery that is ``ready`` may be claimed. Otherwise it waits until
-    ``next_attempt_at``: the time when it is due again or, while ``claim_id`` is set, when that claim lapses.
+    ``next_attempt_at``: the time when it is due again, or, while ``claim_id`` is set, the time when the claim lapses.
     """
 
     class Status(StatusChoices):
@@ -99,7 +99,7 @@ class Delivery(ProtectedModel):
     id = IdField(prefix="dlv")
     event_id = models.CharField(max_length=ID_LENGTH)
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, related_name="deliveries", db_index=False)
-    # The endpoint's user: one index lists all deliveries of a user, those of earlier endpoints included. Null for the
+    # The endpoint's user, for an index of all deliveries of a user, also to earlier endpoints. Null for the
     # installation endpoint, whose deliveries no user sees.
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     event_type = models.CharField(max_length=40)
@@ -150,13 +150,13 @@ class Delivery(ProtectedModel):
         return f"{self.event_type} {self.id}"
 
     def attempt(self, **outcome: Any) -> "Attempt":
-        """The present attempt, which is not stored yet, of a delivery that is claimed."""
+        """The present attempt of a claimed delivery; it is not stored yet."""
         return Attempt(delivery=self, number=self.attempt_count, **outcome)
 
 
 class Attempt(models.Model):
-    """One try. ``status_code`` and ``error`` exclude each other; ``answer`` is the start of the receiver's. One without
-    ``started_at``, which is not stored, was certainly not sent.
+    """One attempt. Either ``status_code`` or ``error`` is set; ``answer`` is the start of the receiver's answer. An
+    attempt without ``started_at`` was certainly not sent, and is not stored.
     """
 
     delivery = models.ForeignKey(Delivery, models.CASCADE, related_name="attempts", db_index=False)

@@ -37,7 +37,7 @@ def operation(event: AnyEvent) -> dict[str, Any]:
         "summary": event.sent_when,
         "description": f"The POST that a receiver gets for `{event.value}`{asked}. Answer with a 2xx status.",
         "tags": ["webhooks"],
-        # The signature is the proof: a receiver asks for no credential.
+        # A receiver needs no credential, because the delivery is signed.
         "security": [],
         "parameters": [{"in": "header", "name": name, "required": True, **header} for name, header in headers.items()],
         "requestBody": {

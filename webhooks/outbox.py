@@ -16,9 +16,9 @@ from webhooks.models import Delivery, Endpoint
 
 DELIVER = "webhooks.deliver_due"
 
-# The endpoint is locked only against removal of its row, so events of many runs of one user are recorded concurrently,
-# and the lock order with the accounts does not matter. The body ends in SQL, because only the installation endpoint
-# gets the user's name, and most installations have no such endpoint.
+# The endpoint's row is only locked against its deletion, so events of many runs of one user are recorded concurrently,
+# and the lock order with accounts does not matter. SQL appends the end of the body, because only the installation
+# endpoint gets the user's name, and most installations have no such endpoint.
 _RECORD = """
     INSERT INTO webhooks_delivery (
         id, event_id, endpoint_id, user_id, event_type, run_id, chat_id, request_id, body,
@@ -43,7 +43,7 @@ def _record_sql(vendor: str) -> str:
 
 
 def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
-    """Record an event of a user's credits for the installation endpoint, if that gets extended events. One query."""
+    """Record an event of a user's credits for the installation endpoint, if there is one. One query."""
     writes = Writes()
     add(writes, user_id, event, extra=fields)
     writes.do()
@@ -60,8 +60,8 @@ def add(
     extra: dict[str, Any] | None = None,
 ) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    its id. ``extra`` holds its own fields (``events.py``); Decimals are written exactly. ``request_id`` is
-    of the request that caused the run, for the log lines of attempts.
+    the event's id. ``extra`` has the event's own fields (``events.py``); Decimals are written exactly. ``request_id``
+    is that of the request that caused the run, for log lines of attempts.
     """
     now = clock.now()
     event_id = new_id("evt")
@@ -70,14 +70,14 @@ def add(
     moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
-    # Users' endpoints get the events of runs alone.
+    # Users' endpoints get only the events of runs.
     values += [moment, moment, user_id if of_run else None, bool(of_run) and not event.extended]
     writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
     return event_id
 
 
 def send_test(endpoint: Endpoint) -> Delivery:
-    """Record a test event for this endpoint, which the caller has locked, and no other."""
+    """Record a test event for only this endpoint, which the caller has locked."""
     now, event_id = clock.now(), new_id("evt")
     body = {"id": event_id, "type": TrialEvent.TEST, "occurredAt": clock.iso(now)}
     nudge_after_commit(DELIVER)

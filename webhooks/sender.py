@@ -11,7 +11,7 @@ from webhooks import signing
 from webhooks.claims import Claim
 from webhooks.models import Attempt
 
-# Bytes of a receiver's answer that are read.
+# The most bytes of a receiver's answer that are read.
 WEBHOOK_ANSWER_MAX_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,9 @@ KEPT_BYTES = 1024
 
 
 async def attempt(claim: Claim) -> Attempt:
-    """Never raises: a failure is an outcome. Runs in its own asyncio task, because it sets the context of log lines."""
+    """Make one attempt. Never raises: a failure is an outcome. Call it in a task of its own, because it sets the
+    context of log lines.
+    """
     logs.request_id.set(claim.delivery.request_id or logs.NONE)
     logs.run_id.set(claim.delivery.run_id)
     logs.task_id.set(claim.delivery.pk)

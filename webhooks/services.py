@@ -1,4 +1,6 @@
-"""What a user can do with the webhook endpoint, and staff with that of the installation, the user ``INSTALLATION``."""
+"""What users can do with their webhook endpoint, and staff with that of the installation (as the user
+``INSTALLATION``).
+"""
 
 import secrets
 from datetime import timedelta
@@ -45,7 +47,7 @@ def endpoint_of(user: Any, *, lock: bool = False) -> Endpoint:
 
 
 def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
-    """The user's deliveries, those of deleted endpoints included."""
+    """The user's deliveries, also those to deleted endpoints."""
     attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
     found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
     return found.filter(status=status) if status else found
@@ -55,9 +57,9 @@ def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
 def register(
     user: Any, url: str, *, rotate: bool, extended: bool | None = None, secret: str | None = None
 ) -> tuple[Endpoint, bool]:
-    """Create the user's endpoint, or change it in place; ``url`` has passed ``check_url``. Returns it, and whether its
-    secret is new and must be shown. Without ``extended``, an endpoint keeps its choice. ``secret``: the new secret, if
-    it is not to be a random one. A secret that no key decrypts gets no grace window when it is rotated.
+    """Create the user's endpoint, or change it in place. ``url`` must have passed ``check_url``. Returns the endpoint,
+    and whether its secret is new and must be shown. ``extended`` None leaves the choice unchanged. ``secret``: the new
+    secret, if it is not to be random. A rotated secret that no key decrypts gets no grace window.
     """
     endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
     if endpoint is None:
@@ -67,7 +69,7 @@ def register(
             with transaction.atomic():
                 new.save(force_insert=True)
                 return new, True
-        except IntegrityError:  # of a concurrent call, whose endpoint may be deleted by now
+        except IntegrityError:  # a concurrent call has created an endpoint, which may be deleted by now
             return register(user, url, rotate=rotate, extended=extended, secret=secret)
     endpoint.url, endpoint.updated_at = url, now
     changed = ["url", "updated_at"]
@@ -84,8 +86,8 @@ def register(
 
 @transaction.atomic
 def change(user: Any, **changes: bool) -> Endpoint:
-    """Set ``enabled`` and ``extended_events``. Disabling drops the pending deliveries: nothing is sent, also once it is
-    enabled again, until they are marked dead.
+    """Set ``enabled`` and ``extended_events``. Disabling drops the pending deliveries: none of them is sent, even if
+    the endpoint is enabled again before they are marked dead.
     """
     endpoint = endpoint_of(user, lock=True)
     changed = [name for name, value in changes.items() if getattr(endpoint, name) != value]
@@ -101,7 +103,9 @@ def change(user: Any, **changes: bool) -> Endpoint:
 
 @transaction.atomic
 def delete_endpoint(user: Any) -> None:
-    """Keeps the row, without secrets, because deliveries refer to it. Drops the pending deliveries."""
+    """Mark the endpoint as deleted: the row stays, without secrets, because deliveries refer to it. Drops the pending
+    deliveries.
+    """
     endpoint = endpoint_of(user, lock=True)
     endpoint.deleted_at = endpoint.updated_at = clock.now()
     endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
@@ -111,7 +115,7 @@ def delete_endpoint(user: Any) -> None:
 
 @transaction.atomic
 def send_test(user: Any) -> Delivery:
-    """Record a test event for the user's endpoint, and no other."""
+    """Record a test event for only the user's endpoint. Raises NotFound, Conflict."""
     endpoint = endpoint_of(user, lock=True)
     if not endpoint.enabled:
         raise Conflict("The endpoint is disabled: it gets no events.")
@@ -120,7 +124,9 @@ def send_test(user: Any) -> Delivery:
 
 @transaction.atomic
 def remove_deliveries(deliveries: QuerySet[Delivery]) -> int:
-    """Delete a batch of ``deliveries``. Leaves those that a worker is about to record. Returns how many it deleted."""
+    """Delete a batch of ``deliveries``, except those that a worker is about to record. Returns how many
+    were deleted.
+    """
     taken = batches.take_batch(deliveries, PURGE_BATCH, to_delete=True)
     batches.delete_rows(Attempt, "delivery_id", taken)
     batches.delete_rows(Delivery, "id", taken)

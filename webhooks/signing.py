@@ -1,7 +1,7 @@
-"""The headers that prove that a delivery is ours, and their verification as a receiver does it.
+"""The headers that prove that a delivery is ours, and their verification as receivers do it.
 
-A delivery bears two signatures: ours (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks specification
-(HMAC-SHA256), so that its public libraries can verify deliveries.
+A delivery has two signatures: ours (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks specification
+(HMAC-SHA256), so that public libraries can verify deliveries.
 """
 
 import base64
@@ -32,9 +32,9 @@ def standard_signature(secret: str, event_id: str, timestamp: str, body: bytes) 
 def signed_headers(
     event_id: str, number: int, body: bytes, milliseconds: int, secrets: Sequence[str]
 ) -> dict[str, str]:
-    """Every header that depends on the attempt. ``secrets``: the endpoint's, and in the grace window the previous one.
-    Then even attempts are signed with the previous one, so a receiver that knows either accepts the delivery at its
-    second attempt at the latest; the standard's header carries both signatures.
+    """All headers that depend on the attempt. ``secrets``: the endpoint's secret, and in the grace window also the
+    previous one. Then even attempts are signed with the previous secret, so a receiver that knows only one of the two
+    accepts the delivery at its second attempt at the latest. The standard's header has both signatures.
     """
     timestamp, seconds = str(milliseconds), str(milliseconds // 1000)
     return {

@@ -1,4 +1,4 @@
-"""Celery tasks of webhooks, which wake dispatchers, and scheduled jobs. A lost message costs time only."""
+"""Celery tasks of webhooks, which wake dispatchers, and scheduled jobs. A lost message only causes a delay."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,7 @@ def wake() -> None:
 
 
 deliver_due = shared_task(name=DELIVER)(wake)
-retry_due = shared_task(name=transitions.RETRY)(wake)  # by a message with a countdown
+retry_due = shared_task(name=transitions.RETRY)(wake)  # its message has a countdown
 
 
 def sweep() -> int:

@@ -1,8 +1,8 @@
-"""The only writer of a delivery's status, and of what changes with it: the due time, the claim, the attempts.
+"""The only writer of a delivery's status and of what changes with it: the due time, the claim, the attempts.
 
-A delivery is PENDING until an attempt succeeds (DELIVERED), until its fifth attempt fails, until its endpoint is
-disabled or deleted, or until too many newer ones wait for its endpoint (all DEAD). A claim counts the attempt, so that
-at most five are sent even if no outcome is ever recorded.
+A delivery is PENDING until an attempt succeeds (DELIVERED), or until it becomes DEAD: its fifth attempt fails, its
+endpoint is disabled or deleted, or too many newer deliveries wait for its endpoint. A claim counts the attempt, so at
+most five attempts are sent even if no outcome is ever recorded.
 
 Locks are taken endpoint first, then deliveries by id; work in batches skips what is locked. No lock is FOR UPDATE,
 because that would block the runs that record events for the endpoint.
@@ -28,28 +28,28 @@ from webhooks.outbox import DELIVER
 
 # Added to an attempt's time limit to get the time at which its claim ends.
 WEBHOOK_CLAIM_MARGIN_SECONDS = 15
-# Pending deliveries to the installation endpoint, and to any other; the oldest of more are dropped.
+# The most pending deliveries to the installation endpoint, and to any other endpoint. The oldest above it are dropped.
 WEBHOOK_INSTALLATION_PENDING_MAX = 200_000
 WEBHOOK_PENDING_MAX = 10_000
 
 # Seconds from the end of a failed attempt to the next one. The first attempt is made at once.
 WAITS = (30, 90, 270, 600)
 MAX_ATTEMPTS = len(WAITS) + 1
-# The error of an attempt whose process ended before it recorded how the attempt went.
+# The error of an attempt whose process ended before it recorded the outcome.
 UNKNOWN = "The outcome is not known."
 
 logger = logging.getLogger(__name__)
 
 RETRY = "webhooks.retry_due"
-# A late nudge finds its delivery due. An early one would find nothing.
+# Added to the countdown of a nudge: an early nudge would find nothing due.
 NUDGE_MARGIN = 0.1
 _KEY = take_key(Delivery)
 
-# Rows that a step of the dispatcher changes: it sends nothing meanwhile.
+# The most rows that a step of the dispatcher changes, because it sends nothing meanwhile.
 BATCH = 500
 
-# The conditions are literals, so that SQLite uses the partial index too. Each part asks for the first row in an index's
-# order: without that, a wrong estimate makes the database read the whole table.
+# The conditions are literals, so that SQLite, too, uses the partial index. Each part asks for the first row in the
+# order of an index: otherwise a wrong estimate makes the database read the whole table.
 _ANYTHING = """
     SELECT
         (
@@ -61,7 +61,7 @@ _ANYTHING = """
 
 
 def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) -> None:
-    """Count an attempt of each of these deliveries, which the caller has locked, and have it end by ``lapses_at``."""
+    """Count an attempt of each of these deliveries, which the caller has locked. The claim ends at ``lapses_at``."""
     Delivery.objects.filter(pk__any_of=[delivery.pk for delivery in deliveries]).update(
         attempt_count=F("attempt_count") + 1, claim_id=claim_id, ready=False, next_attempt_at=lapses_at
     )
@@ -70,8 +70,9 @@ def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) ->
 
 
 def record_outcomes(attempts: Sequence[Attempt]) -> None:
-    """Write the outcomes of these attempts, in a number of statements that does not depend on how many they are. One
-    whose claim has lapsed, or whose delivery is finished, changes nothing. An attempt that was not sent does not count.
+    """Write the outcomes of these attempts. The number of statements does not depend on the number of attempts. An
+    outcome changes nothing if its claim has lapsed or its delivery is finished. An attempt that was not sent does not
+    count.
     """
     with transaction.atomic():
         pending = _pending([one.delivery.pk for one in attempts]).select_for_update(no_key=True).order_by("pk")
@@ -88,7 +89,7 @@ def record_outcomes(attempts: Sequence[Attempt]) -> None:
 
 
 def _end_attempts(ended: Sequence[Attempt]) -> int:
-    """Write what follows from these attempts. Their deliveries are locked. Returns how many of those died."""
+    """Store these attempts and change their deliveries, which are locked. Returns how many deliveries became dead."""
     if delivered := [one.delivery.pk for one in ended if one.succeeded]:
         _finish(delivered, Delivery.Status.DELIVERED)
     failed: dict[int, list[str]] = {}
@@ -101,7 +102,7 @@ def _end_attempts(ended: Sequence[Attempt]) -> int:
             _finish(ids, Delivery.Status.DEAD)
             continue
         wait = WAITS[number - 1]
-        # By the database's time, because the local clock may be wrong. The locks were taken by an earlier statement, so
+        # By the database's time, because the local clock may be wrong. An earlier statement has taken the locks, so
         # waiting for them does not shorten the wait.
         _pending(ids).update(claim_id=None, next_attempt_at=Now() + timedelta(seconds=wait))
         nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
@@ -110,7 +111,7 @@ def _end_attempts(ended: Sequence[Attempt]) -> int:
 
 
 def _count(ended: Iterable[Attempt], died: int) -> None:
-    """Count attempts that are committed; ``died`` of their deliveries are given up."""
+    """Count attempts after their commit; ``died`` of their deliveries became dead."""
     for one in ended:
         metrics.attempts.inc(f"{one.status_code // 100}xx" if one.status_code else "error")
         if one.number == 1:
@@ -154,7 +155,9 @@ def _end_waits() -> int:
 
 
 def drop(endpoint_ids: Iterable[str]) -> None:
-    """Have pending deliveries marked dead, in batches by ``pass_on_due``. Until then these endpoints get nothing."""
+    """Make ``pass_on_due`` mark the pending deliveries of these endpoints dead, in batches. Until then, nothing is sent
+    to them.
+    """
     with transaction.atomic():
         _locked(endpoint_ids).update(drop_until=clock.now())
         nudge_after_commit(DELIVER)
@@ -162,7 +165,7 @@ def drop(endpoint_ids: Iterable[str]) -> None:
 
 @transaction.atomic
 def _drop_batch() -> int:
-    """Mark a batch of dropped deliveries dead. When none is left, their endpoint is free again."""
+    """Mark a batch of dropped deliveries dead. When none is left, deliveries to the endpoint are sent again."""
     dropping = Endpoint.objects.filter(drop_until__isnull=False).order_by("drop_until")
     endpoint = dropping.select_for_update(no_key=True, skip_locked=True).only("drop_until").first()
     if endpoint is None:
@@ -177,13 +180,13 @@ def _drop_batch() -> int:
 
 
 def drop_excess() -> int:
-    """Mark the oldest deliveries dead that wait for endpoints with too many. Returns how many."""
+    """Mark dead the oldest deliveries to endpoints with too many pending ones. Returns how many."""
     pending, total = Delivery.objects.filter(status=Delivery.Status.PENDING).order_by("-pk"), 0
     waiting = pending.order_by().values_list("endpoint_id", "endpoint__user_id").annotate(count=Count("pk"))
     for endpoint_id, user_id, _ in waiting.filter(count__gt=WEBHOOK_PENDING_MAX):
         most = WEBHOOK_INSTALLATION_PENDING_MAX if user_id is None else WEBHOOK_PENDING_MAX
         if newest := pending.filter(endpoint=endpoint_id).values_list("pk", flat=True)[most:].first():
-            # A delivery that is being sent is left to its attempt.
+            # A delivery that is being sent is not dropped.
             which = Q(endpoint=endpoint_id, pk__lte=newest, claim_id=None)
             dropped = in_batches(partial(_drop_of, which, "excess"))
             logger.warning("endpoint %s has too many pending deliveries: %s are dropped", endpoint_id, dropped)
@@ -203,8 +206,8 @@ def _drop_of(which: Q, reason: str) -> int:
 
 
 def _batch(which: Q, *, ready: bool, lock: bool = True) -> QuerySet[Delivery]:
-    """A batch of pending deliveries, in the order of their index: without it, a wrong estimate makes the database read
-    the whole table. Skips those that another transaction has locked.
+    """A batch of pending deliveries, in the order of their index: without the order, a wrong estimate makes the
+    database read the whole table. Rows that another transaction has locked are skipped.
     """
     # SQLite uses the index for IN only.
     rows = Delivery.objects.filter(which, status=Delivery.Status.PENDING, ready__in=[ready]).order_by("next_attempt_at")
@@ -220,10 +223,12 @@ def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
 
 
 def _note_health(attempts: Iterable[Attempt]) -> None:
-    """Write whether each endpoint's latest attempt failed. After the deliveries: claims lock endpoints before them."""
+    """Write whether each endpoint's latest attempt failed. Called after the deliveries' transaction, because claims
+    lock endpoints before deliveries.
+    """
     changed: dict[bool, list[str]] = {}
     for one in {one.delivery.endpoint_id: one for one in attempts}.values():
-        # As it was when the attempt was claimed.
+        # ``failing`` as it was when the attempt was claimed.
         if one.delivery.endpoint.failing in (None, one.succeeded):
             changed.setdefault(not one.succeeded, []).append(one.delivery.endpoint_id)
     for failing, ids in changed.items():
@@ -232,6 +237,6 @@ def _note_health(attempts: Iterable[Attempt]) -> None:
 
 
 def _locked(endpoint_ids: Iterable[str]) -> QuerySet[Endpoint]:
-    """These endpoints, locked in the order of their ids: another process may be changing some of them."""
+    """These endpoints, locked in the order of their ids, because another process may change some of them."""
     rows = Endpoint.objects.select_for_update(no_key=True).filter(pk__any_of=list(endpoint_ids)).order_by("pk")
     return Endpoint.objects.filter(pk__any_of=list(rows.values_list("pk", flat=True)))

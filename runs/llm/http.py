@@ -37,8 +37,7 @@ from runs.llm.refusals import redacted, refused, stopped
 from runs.llm.wire import SseDecoder, clean_json, join_surrogates, our_names, read_event
 from runs.tokens import TextSize
 
-# The bytes of a chunk that are read before other runs of the event loop continue: a chunk can hold tens of thousands of
-# tiny events.
+# Bytes that are read before other runs of the event loop continue: a chunk can have tens of thousands of events.
 BYTES_AT_ONCE = 8 * 1024
 # The most events that add nothing to the answer, such as pings, and reasoning that is not recorded.
 EVENTS_MAX = 200_000
@@ -47,8 +46,7 @@ ERROR_BODY_MAX_BYTES = 16 * 1024
 ERROR_BODY_SECONDS = 5.0
 DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
 COUNT_SECONDS = 5.0
-# A provider's count before a request may be slightly lower than its count after it, so one token for each COUNT_MARGIN
-# is added.
+# The count before a request may be slightly lower than the one after it: one token for each COUNT_MARGIN is added.
 COUNT_MARGIN = 50
 STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
@@ -158,9 +156,9 @@ class TurnReader(ABC):
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
 
     def complete(self) -> tuple[int, int | None] | None:
-        """How many characters and counted output tokens a complete answer has; None if it is not complete. It is
-        complete when its reason has come: only counts can follow, and not every server shows that none will. An end
-        without a reason completes an answer that has begun.
+        """Characters and counted output tokens of a complete answer; None if it is not complete. After the reason of
+        its end, only counts can follow, but not every server says that none will. An end without a reason completes an
+        answer that has begun.
         """
         is_complete = self.finish_reason is not None or (self.ended and self.has_begun)
         return (self._characters, self.counts.get("output_tokens")) if is_complete else None
@@ -217,9 +215,7 @@ class TurnReader(ABC):
             yield ToolCall(call_id, name, arguments)
 
     def _usage(self) -> Usage:
-        """The reported counts. Counts that are missing or 0 are estimated, except that an empty answer may have 0
-        tokens.
-        """
+        """The reported counts. Missing counts and 0 are estimated; only an empty answer may have 0 output tokens."""
         counts = self.counts
         input_tokens = counts["input_tokens"] or estimated_tokens(self.request)
         output_tokens = reported = counts.get("output_tokens")
@@ -305,8 +301,8 @@ class HttpModel(ABC):
                 async for text in self._texts(response, reader, deadlines):
                     yield TextDelta(text)
                 if reader.ended:
-                    # A connection that was read to its end can be used again. This is done before the last event,
-                    # because the caller stops reading after that.
+                    # A connection is used again after its end was read. Now, because the caller may stop after the last
+                    # event.
                     await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event
