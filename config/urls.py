@@ -34,7 +34,11 @@ urlpatterns = [
     path("api/schema/public", views.schema(surface="/api/public/v1/", webhooks=False)),
     path(
         "api/docs",
-        views.charged(SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="docs/api.html")),
+        views.charged(
+            SpectacularSwaggerSplitView.as_view(
+                url_name="schema", template_name="docs/api.html", http_method_names=views.READ_METHODS
+            )
+        ),
         name="docs",
     ),
     *runs.urls.rpc,

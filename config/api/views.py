@@ -30,6 +30,8 @@ from config.kernel.errors import NotFound
 RETRY_SECONDS = "10"
 # The parts of an OpenAPI document that are older than version 3.1.
 OLD_PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
+# Not OPTIONS, whose answer in DRF has no template and no place in the document.
+READ_METHODS = ["get", "head"]
 PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -64,6 +66,7 @@ class SchemaView(SpectacularAPIView):
     """``/api/schema``, of one ``surface`` or all. Some generators of clients cannot read one with ``webhooks``."""
 
     content_negotiation_class = FormatNegotiation
+    http_method_names = READ_METHODS
     surface = ""
     webhooks = True
 

@@ -65,16 +65,20 @@ def test_it_is_served_as_json(client, query, accept):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("method", "query", "accept", "code"),
-    [
-        ("get", "?format=xml", "*/*", "NOT_FOUND"),
-        ("get", "", "text/html", "NOT_ACCEPTABLE"),
-        ("post", "", "*/*", "METHOD_NOT_ALLOWED"),
-    ],
+    ("query", "accept", "code"), [("?format=xml", "*/*", "NOT_FOUND"), ("", "text/html", "NOT_ACCEPTABLE")]
 )
-def test_its_errors_are_in_json(client, method, query, accept, code):
-    response = getattr(client, method)(f"/api/schema{query}", headers={"Accept": accept})
+def test_its_errors_are_in_json(client, query, accept, code):
+    response = client.get(f"/api/schema{query}", headers={"Accept": accept})
     assert response.json()["error"]["code"] == code
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/api/schema", "/api/docs"])
+@pytest.mark.parametrize("method", ["post", "options"])
+def test_it_is_only_read(client, path, method):
+    response = getattr(client, method)(path)
+    assert (response.status_code, response["Allow"]) == (405, "GET, HEAD")
+    assert response.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
 def test_it_is_served_without_webhooks(client):
