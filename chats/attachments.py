@@ -42,9 +42,7 @@ _transfers = Share(ATTACHMENT_TRANSFERS_PER_USER)
 
 @contextlib.contextmanager
 def transfer(user_id: int) -> Iterator[None]:
-    """The context of an upload or download of the user. Raises RateLimited if the user has too many at
-    the same time.
-    """
+    """The context of an upload or download of the user. Raises RateLimited if the user has too many."""
     if not _transfers.take_now(user_id):
         message = "Too many of your files are uploaded or downloaded at the same time; try again later."
         raise RateLimited(message, headers={"Retry-After": "1"})
@@ -200,9 +198,7 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
-    """The name and the SHA-256 of the checked file. If its uploader could still overwrite the file, it
-    is copied first.
-    """
+    """The checked file's name and digest. A file that its uploader could still overwrite is copied first."""
     with files.open_file(name) as file:
         size, sha256, problem = media.inspect(files.read_parts(file), attachment.content_type)
         if size != attachment.size_bytes:
@@ -260,9 +256,7 @@ def _why_unusable(attachment: Attachment | None, replaced: set[str], named_befor
 
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
-    """Attach the attachments of ``lock_usable`` to the message, in this order. A replaced message keeps its own: they
-    are copied.
-    """
+    """Attach the result of ``lock_usable`` in this order. A replaced message keeps its own: they are copied."""
     copies, unused = list[Attachment](), list[Attachment]()
     for position, attachment in enumerate(attachments):
         if attachment.message_id is not None:
@@ -299,9 +293,7 @@ def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
 
 
 def expire_attachments() -> int:
-    """Expire attachments that were not completed in time. A row stays due until its files are removed, also after a
-    crash.
-    """
+    """Expire attachments that were not completed in time. A row is due until its files are removed."""
     due = Attachment.objects.filter(expires_at__lte=clock.now())
     return sum(jobs.each("expire-attachments", batches.in_order(due, "expires_at", SWEEP_BATCH), _expire))
 

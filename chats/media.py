@@ -27,9 +27,7 @@ SIGNATURES: dict[str, re.Pattern[bytes]] = {
 
 
 def media_type(text: str) -> str | None:
-    """The type in lower case without parameters. None if ``text`` is no media type, or has another parameter than UTF-8
-    as its charset.
-    """
+    """The type in lower case without parameters; None if it is malformed or names a charset other than UTF-8."""
     match = MEDIA_TYPE.match(text)
     if match is None or len(match[0]) > MEDIA_TYPE_MAX_CHARS:
         return None
@@ -48,9 +46,7 @@ def is_text(kind: str) -> bool:
 
 
 def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
-    """The size and the SHA-256 of a file, which is read once, and why its bytes do not fit the type
-    ``kind``, or None.
-    """
+    """The size and SHA-256 of a file, which is read once, and why its bytes do not fit its type, or None."""
     digest = hashlib.sha256()
     size = 0
     head = b""

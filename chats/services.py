@@ -113,9 +113,7 @@ def add_message(
 
 
 def leave_out_messages(runs: QuerySet[Any]) -> None:
-    """Mark the messages of these runs as replaced, so that lists leave them out. ``runs`` selects the
-    ids of the runs.
-    """
+    """Mark messages as replaced, so that lists leave them out. ``runs`` selects the ids of their runs."""
     Message.objects.filter(run_id__in=runs, replaced=False).update(replaced=True)
 
 
@@ -124,9 +122,7 @@ def write_content(writes: Writes, message_id: str, content: str) -> None:
 
 
 def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
-    """The titles of the user's chats ``chat_ids``, also of deleted ones, by id. The result may have more chats of the
-    user.
-    """
+    """The titles by id of the user's chats ``chat_ids``, also of deleted ones; possibly of more chats."""
     wanted = list(chat_ids)
     chats = Chat.objects.filter(user_id=user_id).order_by()
     if len(wanted) <= TITLES_BY_ID_MOST:

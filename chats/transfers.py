@@ -1,7 +1,6 @@
 """The bytes of attachments: ``PUT {upload.url}``, and downloads of the whole file or one range.
 
-An upload's URL is its credential, so there is no bearer token. If there is an object storage, clients upload to it and
-not here.
+An upload's URL is its credential, so there is no bearer token. If there is an object storage, clients upload to it.
 """
 
 import re
@@ -68,9 +67,7 @@ def _receive(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
-    """The file as a download, never as a page of this origin. Raises NotFound without a file, RangeNotSatisfiable,
-    Unavailable.
-    """
+    """The file, always as a download. Raises NotFound without a file, RangeNotSatisfiable, Unavailable."""
     if attachment.status != AttachmentStatus.READY:
         raise NotFound("The attachment has no file, as it is not complete.")
     size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type

@@ -27,9 +27,7 @@ from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLE
 
 
 class MoneyForm(ActionForm):
-    """A form that moves credits and shows the balance before and after: that of its row's account, or
-    of a named user.
-    """
+    """A form that moves credits and shows the balance before and after, of its row's account or a named user's."""
 
     amount = CreditsField(minimum=1, label="Credits")
     reason = forms.CharField(

@@ -68,8 +68,7 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 
 def unspent(account_id: int) -> dict[str, int]:
-    """The unspent part of each expiring grant in micro-credits, by grant id. The caller holds the account's lock. Four
-    queries.
+    """The unspent micro-credits of each expiring grant, by grant id. The caller holds the account's lock. Four queries.
 
     The order of spending changes only where such a grant begins, expires or is revoked, so sums between these moments
     are enough.

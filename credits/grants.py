@@ -1,6 +1,4 @@
-"""Credits that the app's backend grants for a payment, only once for each ``reference``, and takes back
-for a refund.
-"""
+"""Credits that the app's backend grants for a payment, once per ``reference``, and takes back for a refund."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -21,9 +19,7 @@ UNSPENT, ALL = "unspent", "all"
 
 
 def end_of_grant(text: Any) -> datetime:
-    """Parses a time with its zone, at most GRANT_DAYS_MAX days ahead. Returns it in UTC, cut to milliseconds. Raises
-    ValueError.
-    """
+    """A time with its zone, at most GRANT_DAYS_MAX days ahead, in UTC, cut to milliseconds. Raises ValueError."""
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
@@ -39,9 +35,7 @@ def end_of_grant(text: Any) -> datetime:
 def grant(
     user_id: int, amount: int, *, reference: str, reason: str, expires_at: datetime | None
 ) -> tuple[LedgerEntry, bool]:
-    """The grant of this reference, with ``balance_after``, and whether it existed before. Raises Conflict if it
-    differs.
-    """
+    """The grant of this reference, with ``balance_after``, and whether it existed. Raises Conflict if it differs."""
     cause = f"reference:{_digest(reference)}"
     given: dict[str, Any] = {"cause": cause, "reference": reference, "reason": reason, "expires_at": expires_at}
     ledger.account_for(user_id)

@@ -105,9 +105,7 @@ def grant(
     is_first: bool = False,
     price: dict[str, Any] | None = None,
 ) -> LedgerEntry:
-    """Add credits, only once for each ``cause``; they expire at ``expires_at``. ``is_first``: the account's first
-    grant, for which no run can wait.
-    """
+    """Add credits until ``expires_at``, once for each ``cause``. ``is_first``: no run can wait for them."""
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
@@ -141,9 +139,7 @@ def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, referenc
 
 @transaction.atomic
 def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
-    """Refund a charge or a part of it; only once if a ``cause`` is given. Raises Conflict if the sum of refunds would
-    exceed the charge.
-    """
+    """Refund a charge or a part of it, once for each ``cause``. Raises Conflict above the charged amount."""
     _require(amount > 0, "amount", "A refund must be more than 0.")
     spent = LedgerEntry.objects.filter(pk=entry_id).first()
     if spent is None:
@@ -324,9 +320,8 @@ def _post(
     by_staff: bool = False,
     only_if: Condition | None = None,
 ) -> Outcome:
-    """Insert ``rows``, which must belong to one account, and add ``balance`` and ``held`` to it. Nothing is written
-    unless the outcome is MOVED. The cause of the first row shows a repetition. ``covered``: available must not go below
-    zero.
+    """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to it. Nothing is written unless the
+    outcome is MOVED. The first row's cause shows a repetition. ``covered``: available must not go below zero.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
     change = movement(rows[0], balance=balance, held=held, covered=covered, by_staff=by_staff, only_if=only_if)

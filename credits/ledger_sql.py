@@ -38,9 +38,7 @@ def movement(
     by_staff: bool = False,
     only_if: Condition | None = None,
 ) -> tuple[str, list[Any]]:
-    """The UPDATE and its values; ``ledger._post`` explains the arguments. ``first`` is the first row of
-    the movement.
-    """
+    """The UPDATE and its values; ``ledger._post`` has the arguments. ``first``: the first row of the movement."""
     crossed = "".join(_CROSSED.format(threshold, 1 << bit) for bit, threshold in enumerate(low.thresholds()))
     now = connection.ops.adapt_datetimefield_value(first.created_at)
     values: list[Any] = [balance, held, now, balance, held, by_staff, held, balance]

@@ -58,9 +58,7 @@ STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryTyp
 
 
 class Account(models.Model):
-    """A user's credits. available = balance − held. ``debt``: how far staff or a revocation have taken available below
-    zero.
-    """
+    """A user's credits. available = balance − held. ``debt``: how far staff or revocations took it below zero."""
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, models.PROTECT, primary_key=True, related_name="credit_account"

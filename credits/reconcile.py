@@ -1,6 +1,4 @@
-"""Compares accounts and usage totals with the ledger. It corrects nothing, because staff must look at a difference
-first.
-"""
+"""Compares accounts and usage totals with the ledger. Corrects nothing: staff must look at a difference first."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,9 +31,7 @@ NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
 
 @dataclass(frozen=True)
 class Kind:
-    """``keys``: each key column except the account, with its SQL for a ledger row. ``rows``: the condition for the rows
-    that count.
-    """
+    """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: the SQL condition."""
 
     model: type[UsageTotal]
     keys: dict[str, str]

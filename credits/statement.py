@@ -17,9 +17,7 @@ LATER_MAX = 10_000
 
 
 def folded() -> Q:
-    """The rows that a statement shows. A settled hold and its release are not among them: they are part of the row of
-    the charge.
-    """
+    """The rows that a statement shows: without settled holds and their releases, which the charges include."""
     answers = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     # Not type__in=CHARGES: SQLite uses the partial index only if the query repeats its condition.
     settlements = LedgerEntry.objects.filter(against=OuterRef("against"), type__in=SETTLEMENTS)
@@ -96,9 +94,7 @@ def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:
 
 
 def balances_after(entries: Sequence[LedgerEntry]) -> dict[str, int]:
-    """The account's balance after each row, by the row's id; empty if more than LATER_MAX rows would
-    have to be read.
-    """
+    """The account's balance after each row, by the row's id; empty if LATER_MAX rows are not enough."""
     if not entries:
         return {}
     # One statement, so that the rows and the balance belong to the same moment. Without an order, so that it stops at

@@ -52,9 +52,8 @@ def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum
 
 
 def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tuple[str, datetime | None]:
-    """The type and time of the row by which ``needed`` became available and, if there is a ``budget``, was left of the
-    run's budget, of which ``budget`` is left now. A RELEASE without a time if none of the newest REACHING_ROWS is that
-    row.
+    """The type and time of the row by which ``needed`` became available, and was left of the run's budget, of which
+    ``budget`` is left now. (RELEASE, None) if none of the newest REACHING_ROWS is that row.
     """
     left = Account.objects.get(pk=user_id).available
     rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
@@ -84,9 +83,7 @@ open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_hold
 
 
 def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
-    """The sum of the open holds of runs, without those of the calls ``without_calls``, as an expression
-    for a queryset.
-    """
+    """An expression: the sum of the open holds of these runs, except those of the calls ``without_calls``."""
     holds = (
         _open_holds_of(run_id__in=run_ids)
         .exclude(invocation_id__in=without_calls)

@@ -41,9 +41,7 @@ def period_of(name: str) -> Period:
 
 
 def display_names(tool_keys: Collection[str]) -> dict[str, str]:
-    """The names that people see: those of the catalogue. For a tool that is not in it, ``draw_chart`` becomes ``Draw
-    chart``.
-    """
+    """The names that people see: the catalogue's; for tools that are not in it ``draw_chart`` → ``Draw chart``."""
     names_of: Callable[[Collection[str]], dict[str, str]] = import_string(settings.CREDITS_TOOL_NAMES)
     names = {key: _in_words(key) for key in tool_keys} | names_of(tool_keys)
     return names | {MODEL_KEY: "Model usage"}
@@ -101,9 +99,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The chat's title and its spending by (tool, run), less refunds, newest activity first; (None, []) if there is
-    none.
-    """
+    """The chat's title, and its spending less refunds by (tool, run), newest first. (None, []) without a chat."""
     totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
     items = [
         {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
@@ -126,9 +122,7 @@ def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 
 def export(user_id: int) -> Iterator[LedgerEntry]:
-    """Every row, newest first. They are read in batches, so that a slow client holds little memory and no database
-    cursor.
-    """
+    """Every row, newest first. Read in batches: a slow client holds little memory and no database cursor."""
     rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
     batch = list(rows[:EXPORT_BATCH])
     while batch:

@@ -329,9 +329,7 @@ ANSWERS = {
 
 
 def check_clarification(waitpoint: Waitpoint, given: dict[str, Any]) -> None:
-    """Check the answer to a question: data or ``declined`` for a question with a schema, text for others. Raises
-    ValidationFailed.
-    """
+    """Raises ValidationFailed unless a question with a schema has data or ``declined``, and others have text."""
     schema = waitpoint.request_payload.get("schema")
     fitting = ("answer",) if schema is None else ("data", "declined")
     if wrong := [name for name in given if name not in fitting]:

@@ -1,6 +1,4 @@
-"""The payloads of stream events and webhooks: what happened to a run, as clients see it. This module reads and writes
-no table.
-"""
+"""The payloads of stream events and webhooks: what happened to a run, as clients see it. No table is read."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum

@@ -70,9 +70,7 @@ def _secret_of(call: ToolInvocation, signed: bool) -> str:
 
 @answers_errors("a download failed")
 def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
-    """The file is always a download, never shown as a page of this origin. 404 if the chat is deleted or its user is
-    inactive.
-    """
+    """The file, always as a download. 404 once the chat is deleted or its user is inactive."""
     if request.method not in ("GET", "HEAD"):
         raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
     name = files.stored_name(invocation_id, token, file_name) if is_plausible_id(invocation_id) else None

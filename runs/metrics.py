@@ -1,6 +1,4 @@
-"""Metrics of runs, tool calls and streams: counters, which are raised after a commit, and gauges, which are read by
-queries.
-"""
+"""Metrics of runs, tool calls and streams: counters, which grow after commits, and gauges, which queries read."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -74,9 +72,7 @@ def lost(runs: int) -> None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """Live runs by state, the longest wait of a run that can execute, and live workers. The counts only
-    read indexes.
-    """
+    """Live runs by state, the longest wait of a run that can execute, and live workers, all counted by indexes."""
     # A queued run that is neither blocked nor throttled could execute, and has a ``due_at``.
     due = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False, due_at__isnull=False)
     could_execute = due.aggregate(count=Count("pk"), since=Min("updated_at"))

@@ -44,9 +44,7 @@ def read_page(playground: bool) -> tuple[str, str]:
 @never_cache
 @require_safe
 def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
-    """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, users who are not staff are sent to the
-    admin's log-in.
-    """
+    """404 unless PLAYGROUND is on. With PLAYGROUND_STAFF_ONLY, only staff see it; others are sent to the log-in."""
     if not settings.PLAYGROUND or (chatId and not is_plausible_id(chatId)):
         raise Http404
     user = request.user
@@ -59,9 +57,7 @@ def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
 
 
 def policy() -> str:
-    """The Content-Security-Policy: only the service's own scripts, styles and pictures. Connections to the object
-    storage are allowed, because files may be uploaded there.
-    """
+    """The page's policy: only own scripts, styles and pictures; uploads may go to the object storage."""
     reached = " ".join(["'self'", *upload_addresses()])
     return (
         f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src {reached}; "

@@ -82,9 +82,7 @@ def prune_events() -> int:
 
 
 def _due(before: datetime) -> Iterator[str]:
-    """The runs with events to delete. The index skips the events of younger runs, which are most of all: ids sort by
-    creation time.
-    """
+    """The runs with old events. Ids sort by creation time, so the index skips the events of younger runs."""
     due = RunEvent.objects.filter(
         run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
     )

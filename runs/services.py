@@ -166,11 +166,11 @@ def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -
     """Create the user's message and the queued run that answers it. ``asked`` are the arguments of ``_start_run``;
     ``read`` is the result of ``find_chat_with_user``.
 
-    One statement writes everything, and only if the chat has not changed since it was read. So usually neither a
-    transaction nor a lock is needed; both are used if another request changed the chat meanwhile, or for attachments,
-    ``cancel`` and ``replaces`` (docs/decisions/0033). Raises ValidationFailed for an agent, model or tool that is not
-    offered or an attachment that can't be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued,
-    InsufficientCredits, NotFound if the user has no such chat.
+    One statement writes everything, and only if the chat has not changed since it was read. So neither a transaction
+    nor a lock is needed, except after such a change, and for attachments, ``cancel`` and ``replaces``
+    (docs/decisions/0033). Raises ValidationFailed for an agent, model or tool that is not offered or an attachment that
+    can't be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user
+    has no such chat.
     """
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
@@ -285,9 +285,7 @@ def _replace(replaced: Run, by: str) -> None:
 
 
 def _take_from_agent(run: Run, agent: AgentVersion) -> None:
-    """Fill in what the request left out. The engine itself reads the agent's instructions, model, parameters and
-    schema.
-    """
+    """Fill in what the request left out. The engine reads instructions, model, parameters and schema itself."""
     run.agent, run.agent_name = agent.reference, agent.name
     if run.tools is None:
         run.tools = agent.tools

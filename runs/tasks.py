@@ -48,9 +48,7 @@ def resume_paid(*user_ids: str) -> None:
 
 @celeryd_after_setup.connect
 def start_engine(sender: str, instance, conf, **kwargs) -> None:
-    """Start the engine of a worker that consumes the queue ``runs``, before its first message and without waiting for
-    the broker.
-    """
+    """Start the engine of a run worker, before its first message and without waiting for the broker."""
     global engine
     if "runs" not in instance.app.amqp.queues.consume_from:
         return

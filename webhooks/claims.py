@@ -111,9 +111,7 @@ class Claim:
         return [secret for secret in secrets if secret]
 
     def is_late(self) -> bool:
-        """Whether the claim could lapse before the end of an attempt that begins now: the machine was suspended or
-        slow.
-        """
+        """Whether the claim could lapse during an attempt that begins now: the machine was suspended or slow."""
         return clock.steady() - self.claimed_tick > transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
 
     def now(self) -> datetime:
@@ -174,9 +172,7 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
 
 
 def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
-    """The endpoints to serve, the longest waiting first; the ids of closed endpoints with deliveries; and the next
-    ``after``.
-    """
+    """Endpoints to serve, longest waiting first; ids of closed ones with deliveries; and the next ``after``."""
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
         rows = [Candidate(*row) for row in cursor.fetchall()]
@@ -208,9 +204,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
 
 
 def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
-    """The ids of the deliveries to claim. Attempts are counted again under the lock: no other process can claim for
-    these endpoints now.
-    """
+    """The ids to claim. Under the lock, attempts are counted again: no other process can claim meanwhile."""
     most = max(concurrency(False), concurrency(True))
     sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
     with connection.cursor() as cursor:

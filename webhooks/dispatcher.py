@@ -106,9 +106,7 @@ class Dispatcher:
         self._awake.set()
 
     def _step(self) -> bool:
-        """Record ended attempts, handle ended waits, and claim and start as many attempts as there is room for. Returns
-        whether more may be due.
-        """
+        """Record ended attempts, end waits, claim and start what there is room for. Returns whether more may be due."""
         while not self._outcomes.empty():
             self._unrecorded.append(self._outcomes.get())
             self._in_flight -= 1

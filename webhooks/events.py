@@ -42,9 +42,7 @@ class AnyEvent(StrEnum):
 
 
 class Event(AnyEvent):
-    """An event of a run, which is written with a stream event of this type and status, and has fields of it.
-    ``extended``: only for endpoints with ``extendedEvents``.
-    """
+    """An event of a run: a stream event of this type and status. ``extended``: only for ``extendedEvents``."""
 
     AGENT_STARTED = (
         "agent.started",

@@ -1,6 +1,4 @@
-"""The metrics of webhooks. Attempts and their lag are counted when they are recorded; the backlog is read at each
-scrape.
-"""
+"""The metrics of webhooks: attempts and their lag are counted when recorded, the backlog at each scrape."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -33,9 +31,7 @@ def oldest_due(now: datetime) -> datetime | None:
 
 
 def gauges() -> Iterator[Gauge]:
-    """The number and the longest wait of the deliveries that are due now. They are read from the index of pending
-    deliveries.
-    """
+    """The number and the longest wait of due deliveries, by the index of pending ones."""
     now = clock.now()
     first = oldest_due(now)
     waiting = (now - first if first else timedelta()).total_seconds()

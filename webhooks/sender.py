@@ -23,9 +23,7 @@ KEPT_BYTES = 1024
 
 
 async def attempt(claim: Claim) -> Attempt:
-    """Make one attempt. Never raises: a failure is an outcome. Call it in a task of its own, because it sets the
-    context of log lines.
-    """
+    """Never raises: a failure is an outcome. Sets the context of log lines, so it needs a task of its own."""
     logs.request_id.set(claim.delivery.request_id or logs.NONE)
     logs.run_id.set(claim.delivery.run_id)
     logs.task_id.set(claim.delivery.pk)

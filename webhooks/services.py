@@ -1,6 +1,4 @@
-"""What users can do with their webhook endpoint, and staff with that of the installation (as the user
-``INSTALLATION``).
-"""
+"""What users can do with their webhook endpoint, and staff with that of the user ``INSTALLATION``."""
 
 import secrets
 from datetime import timedelta
@@ -103,9 +101,7 @@ def change(user: Any, **changes: bool) -> Endpoint:
 
 @transaction.atomic
 def delete_endpoint(user: Any) -> None:
-    """Mark the endpoint as deleted: the row stays, without secrets, because deliveries refer to it. Drops the pending
-    deliveries.
-    """
+    """The row stays, without secrets, because deliveries refer to it. Drops the pending deliveries."""
     endpoint = endpoint_of(user, lock=True)
     endpoint.deleted_at = endpoint.updated_at = clock.now()
     endpoint.secret, endpoint.secondary_secret, endpoint.secondary_expires_at = "", None, None
@@ -124,9 +120,7 @@ def send_test(user: Any) -> Delivery:
 
 @transaction.atomic
 def remove_deliveries(deliveries: QuerySet[Delivery]) -> int:
-    """Delete a batch of ``deliveries``, except those that a worker is about to record. Returns how many
-    were deleted.
-    """
+    """Delete a batch of ``deliveries``, except those that are being recorded. Returns how many were deleted."""
     taken = batches.take_batch(deliveries, PURGE_BATCH, to_delete=True)
     batches.delete_rows(Attempt, "delivery_id", taken)
     batches.delete_rows(Delivery, "id", taken)

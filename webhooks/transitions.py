@@ -70,9 +70,8 @@ def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) ->
 
 
 def record_outcomes(attempts: Sequence[Attempt]) -> None:
-    """Write the outcomes of these attempts. The number of statements does not depend on the number of attempts. An
-    outcome changes nothing if its claim has lapsed or its delivery is finished. An attempt that was not sent does not
-    count.
+    """Write the outcomes of these attempts, in a fixed number of statements. An outcome changes nothing if its claim
+    has lapsed or its delivery is finished. An attempt that was not sent does not count.
     """
     with transaction.atomic():
         pending = _pending([one.delivery.pk for one in attempts]).select_for_update(no_key=True).order_by("pk")
@@ -155,9 +154,7 @@ def _end_waits() -> int:
 
 
 def drop(endpoint_ids: Iterable[str]) -> None:
-    """Make ``pass_on_due`` mark the pending deliveries of these endpoints dead, in batches. Until then, nothing is sent
-    to them.
-    """
+    """Make ``pass_on_due`` mark the pending deliveries dead, in batches. Until then, nothing is sent to them."""
     with transaction.atomic():
         _locked(endpoint_ids).update(drop_until=clock.now())
         nudge_after_commit(DELIVER)
@@ -223,9 +220,7 @@ def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
 
 
 def _note_health(attempts: Iterable[Attempt]) -> None:
-    """Write whether each endpoint's latest attempt failed. Called after the deliveries' transaction, because claims
-    lock endpoints before deliveries.
-    """
+    """Write whether each endpoint's latest attempt failed. Called last: claims lock endpoints before deliveries."""
     changed: dict[bool, list[str]] = {}
     for one in {one.delivery.endpoint_id: one for one in attempts}.values():
         # ``failing`` as it was when the attempt was claimed.

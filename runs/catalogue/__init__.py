@@ -226,9 +226,7 @@ def _tools(rows: QuerySet[Tool]) -> dict[str, ToolDefinition]:
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
-    """The definitions of the rows by name. Rows that cannot be read are logged and left out, so that only their users
-    fail.
-    """
+    """The definitions of the rows by name. Unreadable rows are logged and left out, so only their users fail."""
     what, found = rows.model._meta.verbose_name, dict[str, T]()
     try:
         read = list(rows.order_by("name"))
@@ -252,9 +250,7 @@ def _fallbacks() -> dict[str, list[str]]:
 
 
 def forget() -> None:
-    """Drop this process's cache, so that the next use reads the rows. Other processes read them within
-    MAX_AGE_SECONDS.
-    """
+    """Drop this process's cache; the next use reads the rows. Other processes do so within MAX_AGE_SECONDS."""
     global _current, _forgotten_at
     with _lock:
         _current, _forgotten_at = None, time.monotonic()

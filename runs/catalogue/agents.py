@@ -26,9 +26,7 @@ CONTENT: dict[str, Any] = {
 
 
 class Saved(NamedTuple):
-    """``changed``: the columns whose values have changed. ``is_new_version``: whether one of them is a column of a
-    version.
-    """
+    """``changed``: the columns with new values. ``is_new_version``: whether one of them belongs to a version."""
 
     agent: Agent
     is_new_version: bool

@@ -99,9 +99,7 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
 
 
 def _claude_since(model: str, *version: int) -> bool:
-    """Whether the model is a Claude of this version or newer. The names of the first models have the version before the
-    family.
-    """
+    """Whether the model is a Claude of this version or newer. Old names have the version before the family."""
     found = CLAUDE.search(model)
     if found is None:
         return False

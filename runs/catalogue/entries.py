@@ -53,9 +53,7 @@ def stored(row: Any, column: str) -> Any:
 
 
 def new_variable(names: list[str], *parts: str) -> str:
-    """``${NAME}`` for a new variable. Its name is made of ``parts``, and is added to ``names``, in
-    which it is unique.
-    """
+    """``${NAME}`` of a new variable, named after ``parts``. The name is added to ``names``, and unique there."""
     base = name = "_".join(re.sub(r"[^A-Z0-9]+", "_", part.upper()).strip("_") for part in parts)
     while name in names:
         name = f"{base}_{int(name.removeprefix(base)[1:] or 1) + 1}"
@@ -150,9 +148,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         return name
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
-        """Report to ``wrong`` the mistakes that only all entries together show. Replace names of other rows by the
-        rows.
-        """
+        """Report mistakes that a single entry does not show to ``wrong``. Replace names of other rows by the rows."""
 
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         """Store a row whose columns ``changed``. Returns whether anything is different now. Raises ValidationError."""

@@ -75,9 +75,7 @@ class Address(Text):
 
 
 class Secret(Text):
-    """A secret, which is never shown. ``null`` or an empty text removes the stored secret; without the field, the
-    secret stays.
-    """
+    """Never shown. ``null`` or an empty text removes the stored secret; without the field, it stays."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**OPTIONAL | {"allow_blank": True, "write_only": True} | kwargs)

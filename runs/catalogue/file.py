@@ -146,8 +146,6 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
     """Change the catalogue to what the file says; with ``check``, only find out what would change. ``prune`` also
     disables rows that are missing in a list of the file. ``source`` is the name of the file in messages. Raises
     CatalogueError. Resolves a host name on the network, so no transaction may be open.
-
-    Raises CatalogueError. Resolves a host on the network: no transaction may be open.
     """
     work = Work(source, raw)
     work.wrong((), unknown_fields(work.data, ENTRIES))
@@ -168,9 +166,9 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
-    """The line at which the file lists the row with this name, and the fields in which the two differ; None if the file
-    does not list the row. No fields are returned if the entry has a mistake, such as a variable that this process
-    lacks. Raises CatalogueError.
+    """The line at which the file lists the row with this name, and the fields in which the two differ; None if it does
+    not list the row. No fields if the entry has a mistake, such as a variable that this process lacks. Raises
+    CatalogueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
     listed = ((path, item) for path, item in work.items(key, entry) if isinstance(item, dict))

@@ -37,9 +37,8 @@ class Imported:
 def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
     """Add the tools of the server at ``url``, and update the known ones with what the server says of them.
 
-    ``headers`` is the JSON text of secret headers; if it is empty, known tools keep theirs. ``price``, in
-    micro-credits, and ``enabled`` are only for new tools. Raises ValueError, for staff, if the server does not answer
-    with a list of tools.
+    ``headers`` is the JSON text of secret headers; if empty, known tools keep theirs. ``price``, in micro-credits, and
+    ``enabled`` are for new tools. Raises ValueError, for staff, if the server does not answer with a list of tools.
     """
     if not is_address(url):
         raise ValueError("Use an http(s) address without credentials.")

@@ -1,6 +1,4 @@
-"""The kinds of providers, presets for known services, and the server that follows from a provider's row and the
-environment.
-"""
+"""The kinds of providers, presets for known services, and the server of a provider's row and the environment."""
 
 from __future__ import annotations
 

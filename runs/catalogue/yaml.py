@@ -72,9 +72,7 @@ def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
 
 
 def _check_events(raw: bytes, depth: int) -> None:
-    """Called before the tree is built: the library's builder follows aliases, and a text that is nested too deeply ends
-    the process.
-    """
+    """Called before the tree is built: the builder follows aliases, and crashes if the text is nested too deeply."""
     level = 0
     for event in yaml.parse(raw, Loader=_Loader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -1,6 +1,4 @@
-"""The tool calls of one run: their inputs are checked, the user is asked where necessary, the calls are dispatched and
-made, and their outcomes are recorded.
-"""
+"""The tool calls of one run: their checks, questions to the user, dispatch, execution and recorded outcomes."""
 
 import asyncio
 import contextlib
@@ -131,9 +129,9 @@ def _is_approved(session: Session, call: ToolInvocation) -> bool:
 
 
 async def resume(session: Session) -> None:
-    """Continue with the open calls. Make the calls that need no answer side by side. If there are none, ask one
-    question, for which the run then waits. If there is no question either, all open calls await outcomes from outside,
-    and the run is parked.
+    """Continue with the open calls. Make the calls that need no answer, side by side. If there are none, ask one
+    question, for which the run then waits. Without a question, all open calls await outcomes from outside: the run is
+    parked.
     """
     open_calls = session.journal.open_calls
     # First of all, because a call of an unknown tool would need no approval.

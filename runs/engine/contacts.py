@@ -99,9 +99,7 @@ class Contacts:
 
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
-    """Contact the server of the tool of a call from ``take_contacts``. If the tool no longer exists, an open call stays
-    due.
-    """
+    """Contact the tool's server of a call of ``take_contacts``. If the tool is deleted, an open call stays due."""
     user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
     kind = None if tool is None else type_of(tool)
     answer: ToolResult | ToolFailure | Parked | None = None

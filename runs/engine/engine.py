@@ -70,9 +70,7 @@ class Engine:
             self.loop.call_soon_threadsafe(self._admit, run_id)
 
     def contact(self) -> None:
-        """Contact the tools' servers of parked calls that are due, as far as there is room. The other
-        calls stay due.
-        """
+        """Contact the tools' servers of parked calls that are due, if there is room. The other calls stay due."""
         if not self.heartbeat.stopped.is_set():
             self.contacts.wake()
 

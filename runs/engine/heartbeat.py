@@ -34,8 +34,6 @@ CONTINUE_SECONDS = 0.01
 class Heartbeat(threading.Thread):
     """``run_ids`` are the runs that the process executes. The callables are called from this thread. ``drop_all`` stops
     all runs without another write; it returns when all are stopped, or when the process ends.
-
-    ``drop_all`` stops every run without another write, and returns once all are stopped or the process ends.
     """
 
     def __init__(

@@ -112,9 +112,7 @@ class ModelPlaces:
             await asyncio.sleep(GATHER_SECONDS)
 
     async def ask(self) -> bool:
-        """Ask for places at all providers, and give back places that are free. False if the database could not be
-        asked.
-        """
+        """Ask for places at all providers, and give free ones back. False if the database could not be asked."""
         try:
             for provider in list(self.providers.values()):
                 await self._ask(provider)
@@ -148,9 +146,7 @@ class ModelPlaces:
         self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
 
     def _answer(self, provider: _Provider, counts: Mapping[int, int | None], *, may_begin: bool = True) -> None:
-        """End this number of each user's waits, or all for None. Some may have been cancelled since
-        they were counted.
-        """
+        """End this number of each user's waits; None means all. Some may have been cancelled meanwhile."""
         for user_id, count in counts.items():
             line = provider.lines.get(user_id, [])
             begun = line[:count]

@@ -49,9 +49,7 @@ class CreditLine:
         self._lines: dict[int, list[tuple[Age, asyncio.Event]]] = {}
 
     async def wait(self, user_id: int, age: Age, waits: Callable[[], Awaitable[bool]]) -> None:
-        """Wait while ``waits`` returns true. It is only called for the first step of the user's line; ``age`` is that
-        of the run.
-        """
+        """Wait while ``waits`` returns true. Only the first of the user's line calls it. ``age`` is that of the run."""
         place = age, asyncio.Event()
         line = self._lines.setdefault(user_id, [])
         insort(line, place, key=lambda other: other[0])
@@ -98,9 +96,7 @@ class Gathered:
 
 
 class Process:
-    """What the runs of one process share. Only the event loop changes it, except for the lease, which the heartbeat
-    owns.
-    """
+    """What the runs of one process share. Changed on the event loop, except for the lease, by the heartbeat."""
 
     def __init__(self) -> None:
         self.db_threads = ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")

@@ -87,9 +87,7 @@ class Unclear(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The credits are not enough now, but other steps of the user hold enough. ``least`` is what is needed, in
-    micro-credits.
-    """
+    """The credits are not enough now, but other steps hold enough. ``least``: what is needed, in micro-credits."""
 
     least: int
 
@@ -105,9 +103,7 @@ class Cut(Exception):
 
 
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
-    """The request with the content of its files. Closing ``held`` frees their memory. Raises ModelError
-    and RunFailed.
-    """
+    """The request with the content of its files, whose memory ``held`` frees. Raises ModelError and RunFailed."""
     if not client_for(request.model.server).reads_files:
         return request
     process = session.process
@@ -175,9 +171,7 @@ def failed_request(
     again: bool,
     compaction: int = 0,
 ) -> ModelAttempt:
-    """The row of a failed request, which says what follows it. ``again``: the same model at once,
-    whatever the reason.
-    """
+    """The row of a failed request and what follows it. ``again``: the same model at once, whatever the reason."""
     asked = [earlier.model for earlier in session.journal.failed(compaction)] + [model.name]
     names = [other.name for other in chain]
     following, delay = model.name, 0.0
@@ -253,9 +247,7 @@ def allow(
 
 
 def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None:
-    """The allowance by the hold that this step already has, if the answer to its commit was lost: credits and budget
-    may not be enough for a second hold.
-    """
+    """The allowance of this step's own hold, if its commit's answer was lost: a second hold may not be affordable."""
     held = lifecycle.held_turn(run, *step)
     return _allowance(held, size) if held else None
 
@@ -278,9 +270,7 @@ def _most(model: ModelDefinition, input_tokens: int, output_tokens: int) -> int:
 
 
 def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int) -> int:
-    """The output tokens, at most ``most``, that ``limit`` micro-credits pay for; -1 if they do not even pay for the
-    input.
-    """
+    """The output tokens, up to ``most``, for which ``limit`` micro-credits are enough; -1 if not for the input."""
     left = limit - _most(model, input_tokens, 0)
     if left < 0:
         return -1
@@ -315,9 +305,7 @@ def partial_charge(request: ModelRequest, allowance: Allowance) -> lifecycle.Cha
 
 
 def _counted_before(size: Size) -> dict[str, int]:
-    """The digest of the request's first beginning, with the lowest known count of a request that began so; or nothing.
-    At most one query.
-    """
+    """The lowest known count of the request's first beginning, by its digest; or nothing. At most one query."""
     if not size.beginnings:
         return {}
     digest = size.beginnings[0][0]
@@ -330,9 +318,7 @@ def _counted_before(size: Size) -> dict[str, int]:
 
 
 def is_news(allowance: Allowance, tokens: int) -> bool:
-    """Whether the provider's count is worth storing: it makes later bounds lower, or shows that the known count is too
-    low.
-    """
+    """Whether to store the provider's count: it lowers later bounds, or shows that the known count is too low."""
     beginnings = allowance.size.beginnings
     if not beginnings:
         return False

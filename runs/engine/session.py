@@ -65,9 +65,8 @@ class Claimed:
 
 
 async def claim(process: Process, run_id: str) -> Claimed | None:
-    """None if the run may not be claimed. A claim waits for the user's other claims in all processes, and so uses the
-    user's share of the threads. Only a few claims are made before the user is known, because finding the user takes a
-    query.
+    """None if the run may not be claimed. A claim waits for the user's other claims in all processes. Only a few claims
+    are made outside of the user's share of the threads, before a query has found the user.
     """
     if not process.first_claims.locked():
         async with process.first_claims:
@@ -140,8 +139,6 @@ class Session:
         """Make a transition of this run: ``transition(run, *args, **kwargs)``. It is repeated while the database is not
         available. Returns the calls that it changed. Raises LeaseLost if the row differs from what this session knows.
         ``stores_text``: the transition gets the present turn's text that was not streamed yet, as ``delta``.
-
-        ``stores_text``: the transition gets the text of the present turn that was not streamed yet.
         """
         async with self.lock:
             if stores_text:
@@ -192,9 +189,7 @@ class Session:
         return True
 
     async def end_request(self, attempt: ModelAttempt | None = None) -> None:
-        """Record that a request ended without an answer and another one follows: the text that was streamed of it is
-        void.
-        """
+        """A request ended without an answer and another one follows: the text that was streamed is void."""
         partial_charge = self.partial_charge()
         async with self.lock:  # text that the flusher took is written or put back by now
             self.turn_text.clear()
@@ -243,9 +238,7 @@ class Session:
         return self._parts
 
     def counted(self) -> dict[str, int]:
-        """The input tokens that providers counted for requests of this run, and for the last requests of the chat's
-        earlier runs, by the request's digest.
-        """
+        """Counts of input tokens, by request: for this run, and for the last requests of the chat's earlier runs."""
         own = filter(None, map(history.report_of, self.journal.turns))
         return {report.digest: report.tokens for report in (*self.history.reports, *own) if report.digest}
 

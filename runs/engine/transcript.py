@@ -1,6 +1,5 @@
 """The transcript of a chat as messages for a model: earlier runs with calls and results, then the run's own turns. The
-same rows and the same cut always give the same messages. This module makes no query and does not decide what is left
-out.
+same rows and cut always give the same messages. No query is made, and nothing is decided about what is left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,9 +27,7 @@ NOTE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a call. ``content`` is empty if it was not loaded because a note stands for it. ``chars`` is its
-    whole length.
-    """
+    """The outcome of a call, of ``chars`` characters. ``content`` is empty if it was not loaded, for a note."""
 
     key: str
     call_id: str
@@ -68,9 +65,9 @@ class TurnPart:
     _sizes: dict[tuple[int | None, bool], int] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def messages(self, most: int | None, short: bool, used: set[str]) -> Iterator[Message]:
-        """``most``: see ``Result.message``. ``short``: with little text, and without arguments and reasoning. ``used``:
-        the ids of calls so far. Some servers number calls from 1 in each conversation, and others refuse an id that
-        occurs twice.
+        """``most``: see ``Result.message``. ``short``: with little text, no arguments and no reasoning. ``used``: the
+        ids of earlier calls. Some servers number calls from 1 in each conversation, others refuse an id that occurs
+        twice.
         """
         ids = [call.id if call.id not in used else result.key for call, result in self._pairs]
         used.update(ids)
@@ -189,8 +186,6 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
     """Recorded turns of a run, with its ``calls`` in order: ToolInvocation objects, or rows with the part of the result
     that is ``shown`` and its whole length in ``chars``. A call without an outcome is left out of its turn. The output
     of an earlier run becomes text, because the tool for that output is no longer offered.
-
-    The output of an earlier run stands there as text: the tool for it is not there any more.
     """
     results: dict[int, list[Result]] = {}
     for call in calls:

@@ -187,9 +187,9 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
 def _read_output(
     schema: Mapping[str, Any] | None, calls: Sequence[ToolCall]
 ) -> tuple[list[dict[str, Any]], list[ToolCall], dict[str, Any] | None]:
-    """A turn's calls as the turn records them, the calls that are to be made, and the output or None. The output is the
-    input of the first OUTPUT_TOOL call that fits the schema, if the turn has no calls of tools. ``told`` says to the
-    model why another such call was not accepted.
+    """The calls as the turn records them, the calls to make, and the output or None. The output is the input of the
+    first OUTPUT_TOOL call that fits the schema, in a turn without calls of tools. ``told`` tells the model why others
+    do not count.
     """
     recorded: list[dict[str, Any]] = []
     others = [call for call in calls if schema is None or call.name != OUTPUT_TOOL]

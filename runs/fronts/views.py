@@ -95,9 +95,7 @@ class FrontViewSet(ServiceViewSet):
         return response
 
     def body(self) -> dict[str, Any]:
-        """The parsed body. Its texts are not checked, because a client repeats a refused message in its history: the
-        fields that are used must pass ``require_text``.
-        """
+        """The parsed body. Fields that are used must pass ``require_text``: a history can repeat a refused message."""
         request = self.request._request
         size = int(request.META.get("CONTENT_LENGTH") or 0)
         if size == 0:
@@ -110,9 +108,7 @@ class FrontViewSet(ServiceViewSet):
     def start(
         self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str] = (), **how: Any
     ) -> ClientRun:
-        """``starts.start_once`` within the caller's limits. ``given``: the names of the options that the client gave
-        under ``run``, for errors.
-        """
+        """``starts.start_once`` within the caller's limits. ``given``: the options that were under ``run``."""
         request: Any = self.request
         try:
             if self.surface == "public":

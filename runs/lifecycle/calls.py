@@ -60,9 +60,8 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
 
 
 def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
-    """``fence`` for a dispatch: it makes dispatches of the run's calls wait for each other, so that each is compared
-    with the budget that the others leave. Calls for the caller's app are counted over all runs of the user, so the user
-    is locked, too.
+    """``fence``, so that dispatches of the run's calls see what the others hold of its budget. If a call is for the
+    caller's app, the user is locked, too, because such calls are counted over all runs of the user.
     """
     if any(call.node_type == CLIENT for call in calls):
         lock_user(run.pk)

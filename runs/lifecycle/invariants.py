@@ -265,9 +265,8 @@ SQLITE = {
 
 
 def violations(report: Callable[[str, int, int], object] = lambda *step: None, *, workers: bool = True) -> list[str]:
-    """One line for each violation, at most MOST for each step, and one that says that there are more. ``report`` gets
-    the progress (name, number and total of the steps), because large tables take minutes. Without ``workers``, as for a
-    restored backup, no worker takes runs over, so takeovers are not checked.
+    """One line for each violation, at most MOST for each step. ``report`` gets the progress (step, its number, total),
+    because large tables take minutes. Without ``workers``, as for a restored backup, takeovers are not checked.
     """
     steps = {name: partial(_each, rules) for name, rules in RULES.items() if workers or name != "takeovers"}
     found: list[str] = []

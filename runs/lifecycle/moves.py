@@ -161,8 +161,8 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
 
 def fence(run: Run, *, ends: bool = False) -> Run:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row
-    differs from ``run``. If the transition ``ends`` the run, a cancel that was requested meanwhile is allowed. Returns
-    the run with the time of a requested cancel.
+    differs from ``run``; if the transition ``ends`` the run, it may have a new request to cancel. Returns the run with
+    this request.
     """
     known = as_known(run)
     if ends:

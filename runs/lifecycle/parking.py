@@ -82,9 +82,7 @@ def latest_end(call: ToolInvocation) -> datetime:
 
 @transaction.atomic
 def park_run(run: Run) -> Moved:
-    """The owner gives up its lease and the run's place of RUN_USER_LIMIT, because all open calls await outcomes from
-    outside.
-    """
+    """The owner gives up its lease and the run's place: all open calls await outcomes from outside."""
     changes = stop_running(run) | {"parked": True, "due_at": None}
     run = move_run(run, RunStatus.RUNNING, (), **changes)
     nudge_next_throttled(run.user_id)
@@ -239,9 +237,7 @@ def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
 
 @transaction.atomic
 def _ask(call: ToolInvocation, still: Parked) -> None:
-    """The call's server asks the user: the run opens a waitpoint when it resumes. The server is not contacted again
-    before the answer.
-    """
+    """The call's server asks the user when the run resumes. It is not contacted again before the answer."""
     run, _ = _locked(call)
     if not _taken(call).exists():
         return

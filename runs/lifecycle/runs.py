@@ -209,9 +209,8 @@ def complete(
 
 @transaction.atomic
 def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: Charge | None) -> Moved:
-    """A request to a model ended without an answer, and another request follows. ``attempt`` records the failed
-    request; it is None if only the owner's state was older than the database. What the provider used is charged, and
-    the text that was streamed is void.
+    """A request to a model ended without an answer, and another one follows. ``attempt``: the failed request; None if
+    only the owner's state was out of date. What the provider used is charged, and the streamed text is void.
     """
     fence(run)
     happened = reset_events(run, recorded) if run.unrecorded_text else []

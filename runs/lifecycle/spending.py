@@ -94,9 +94,7 @@ def budget_refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def refusal(run: Run, needs: int) -> Refusal | None:
-    """The refusal if budget or credits are not enough for a step; None if they are, or if the step must only wait for
-    other steps.
-    """
+    """The refusal if budget or credits are not enough for a step; None also if it only has to wait for other steps."""
     if over := budget_refusal(run, needs):
         return over
     available = spendable(run, needs)
@@ -232,9 +230,7 @@ def charge(charged: Charge | None) -> None:
 
 
 def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) -> None:
-    """``charge`` as a part of a transition of the run's owner: adds to the ``guards`` and the other writes of that
-    transition.
-    """
+    """``charge`` within a transition of the run's owner: adds to its ``guards`` and its other writes."""
     if charged is not None and charged.hold is not None:
         # The account must change only if the run's row does, so the run's row is checked before the account.
         guards.lock(Run, as_known(run))

@@ -63,9 +63,7 @@ _THROTTLED_USERS = """
 
 
 def sweep() -> int:
-    """The repairs that must happen also if no run worker lives. Returns how many workers, runs and waitpoints were
-    handled.
-    """
+    """Repairs that cannot wait for a run worker. Returns how many workers, runs and waitpoints were handled."""
     return jobs.stages(JOB, reap_late_workers, repair)
 
 

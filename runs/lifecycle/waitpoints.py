@@ -148,9 +148,7 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
 
 
 def payable() -> QuerySet[Waitpoint]:
-    """The pending waitpoints of runs that wait for credits, if credits and budget are now enough for the run's next
-    step. Each run is looked at on its own: together, the steps may need more than there is.
-    """
+    """Waitpoints of runs that wait for credits, if these now suffice for the next step of each run alone."""
     waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     return waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))

@@ -91,9 +91,7 @@ class AnthropicTurn(TurnReader):
         self.finish_detail = str((end.get("stop_details") or {}).get("explanation") or "")
 
     def _count(self, usage: dict[str, Any] | None) -> None:
-        """The provider's ``input_tokens`` lack the tokens that are read from or written to a cache;
-        ours include them.
-        """
+        """Our input tokens include those that are read from or written to a cache; the provider's do not."""
         if not usage:
             return
         self.count(

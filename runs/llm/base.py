@@ -164,10 +164,9 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | TurnEnd
 
 
 class ModelError(Exception):
-    """The request failed. Callers of the API see ``message``, which names no provider, setting or address.
+    """The request failed. Callers see ``message``, which names no provider, setting or address.
 
-    ``detail`` is the provider's text for staff, without keys. ``retry_after``: the seconds that the provider asked to
-    wait.
+    ``detail`` is the provider's text for staff, without keys. ``retry_after``: seconds that the provider asked to wait.
     """
 
     def __init__(

@@ -59,9 +59,7 @@ class Deadlines:
         self._complete_at = 0.0
 
     async def limit(self, awaited: Awaitable[Any]) -> Any:
-        """Await within the limits. Raises ModelError. A limit of each read alone would let a slow stream continue for
-        ever.
-        """
+        """Await within the limits, or raise ModelError. A limit of each read alone would let a slow stream go on."""
         scope = asyncio.timeout_at(min(self._end, self._loop.time() + settings.MODEL_STALL_SECONDS))
         try:
             async with scope:
@@ -72,9 +70,8 @@ class Deadlines:
         raise ModelError(FailureReason.TIME_OUT if scope.when() == self._end else FailureReason.STALLED)
 
     async def next(self, chunks: AsyncIterator[bytes], complete: tuple[int, int | None] | None) -> bytes | None:
-        """The next chunk, or None at the end of the body. ``complete``: how many characters and counted output tokens a
-        complete answer has; None if the answer is not complete. A complete answer also ends if nothing is added to it
-        any more, or if the connection breaks.
+        """The next chunk, or None at the end. ``complete``: the characters and counted output tokens of a complete
+        answer, or None. A complete answer also ends if nothing is added to it any more, or if its connection breaks.
         """
         chunk = anext(chunks, None)
         if complete is None:

@@ -34,8 +34,7 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with the content of its files, whose bytes count in ``memory`` until the context ends. Raises
-    Unavailable if the storage does not answer in time.
+    """The request with the content of its files, whose bytes count in ``memory`` until the context ends.
 
     Raises Unavailable if the storage does not answer in time.
     """

@@ -75,8 +75,8 @@ class OpenAITurn(TurnReader):
         return part.get("text") or part.get("refusal") or ""
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
-        """Record reasoning as ``{"field", "value"}``, and send it back in that field. The value is a text or a list of
-        items.
+        """Record reasoning as ``{"field", "value"}``, for the same field later. The value: a text, or a
+        list of items.
         """
         self.grow(value if isinstance(value, str) else to_text(value))
         if not self.request.model.dialect.reasoning_back:

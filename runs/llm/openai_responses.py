@@ -123,9 +123,7 @@ class ResponsesTurn(TurnReader):
 
 
 def _index(event: dict[str, Any]) -> Any:
-    """The index of an event's output item, or the item's id: llama.cpp sends no index, and its calls have only a
-    ``call_id``.
-    """
+    """The index of an event's output item, or its id: llama.cpp sends no index, and for calls only ``call_id``."""
     item = event.get("item") or {}
     return event.get("output_index", event.get("item_id") or item.get("id") or item.get("call_id"))
 

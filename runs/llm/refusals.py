@@ -142,9 +142,7 @@ def _words(document: Any) -> tuple[str, str]:
 
 
 def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | None:
-    """The reason by the error's words, or None. For a rate limit (429), words about size are ignored: they can be about
-    the limit.
-    """
+    """The reason by the error's words, or None. Words of a rate limit (429) about sizes do not count."""
     words = " ".join([text, *_words(document)]).lower()
     if status < 500 and any(sign in words for sign in NO_QUOTA):
         return FailureReason.PROVIDER_QUOTA_EXCEEDED

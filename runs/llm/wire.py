@@ -123,9 +123,7 @@ def our_names(request: ModelRequest) -> dict[str, str]:
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as a JSON object. Malformed or too long arguments become an object with their text as its only
-    value.
-    """
+    """A call's arguments as an object. Malformed or too long ones become the only value of an object, as text."""
     if len(arguments) <= schema.TOOL_INPUT_MAX_CHARS:
         with suppress(MalformedJSON):
             return parse_object(arguments)
@@ -157,9 +155,7 @@ def function_of(tool: ToolSpec) -> dict[str, Any]:
 
 
 def sampling(request: ModelRequest, **names: str) -> dict[str, Any]:
-    """The request's sampling parameters under the provider's names (provider's name = our name); none if the model
-    accepts none.
-    """
+    """The sampling parameters by the provider's ``names`` of them; none if the model does not accept any."""
     given = request.model.parameters if request.model.dialect.sampling else {}
     return {theirs: given[ours] for theirs, ours in names.items() if ours in given}
 

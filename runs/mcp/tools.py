@@ -1,5 +1,4 @@
-"""The tools of the MCP endpoint. Each calls an action of the public surface through its viewset, and needs the same
-scope.
+"""The tools of the MCP endpoint. Each is an action of the public surface, by its viewset, and needs the same scope.
 
 This module does not use JSON-RPC. A refusal is a DomainError, or DRF's ValidationError.
 """
@@ -120,9 +119,7 @@ class McpTool:
 
 
 def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
-    """The result, or Started if the call waits for its run. ``request.auth`` is an API key. Raises DomainError or DRF's
-    ValidationError.
-    """
+    """The result, or Started to wait. ``request.auth`` is an API key. Raises DomainError, DRF's ValidationError."""
     tool = TOOLS[name]
     if not has_scope(request, tool.scope):
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})

@@ -165,9 +165,7 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
 
 
 def waited(message: Message, request: Request, started: Started) -> dict[str, Any]:
-    """The message that answers a call after its wait. The HTTP status is already sent, so a fault becomes a JSON-RPC
-    error.
-    """
+    """The answer to a call after its wait. The HTTP status is sent already, so a fault is an error of JSON-RPC."""
     run_id = started.opening.run_id
     try:
         return result_of(message, outcome(lambda: run_shown(request, run_id)))

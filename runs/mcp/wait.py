@@ -37,8 +37,6 @@ class Started:
 class WaitingResponse(StreamingHttpResponse):
     """A ``LiveResponse``. ``answer`` returns the body when the wait is over; it is called on a thread. A server other
     than ours sends the answer at once.
-
-    Any other server than ours sends the answer at once.
     """
 
     def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:

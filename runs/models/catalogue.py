@@ -110,9 +110,7 @@ class AgentModel(models.Model):
 
 
 class Tool(models.Model):
-    """A tool that runs may call by ``name``. ``price``: micro-credits for each call, which is both the estimate and the
-    maximum.
-    """
+    """A tool that runs may call by ``name``. ``price``: micro-credits per call, estimate and maximum at once."""
 
     class Approval(models.TextChoices):
         THRESHOLD = "threshold", "when the estimate is over the run's threshold"

@@ -69,9 +69,7 @@ class Opening:
 
 
 class Channel:
-    """One run with open streams. ``events``: its latest events up to ``last``, as many as are kept. ``final``: the
-    index of the run's last event, or None.
-    """
+    """One run with open streams. ``events``: its latest events up to ``last``, as many as are kept."""
 
     __slots__ = ("events", "final", "gone", "last", "news", "run_id", "size", "streams")
 
@@ -250,9 +248,7 @@ class Hub:
             self.listening = False
 
     async def _look(self) -> None:
-        """Look for new events of all runs with one query, in case a message was lost; more often while Redis is not
-        available.
-        """
+        """One query looks for new events of all runs, as a message may be lost; more often without Redis."""
         looked_at = float("-inf")
         listened = False
         while True:

@@ -82,8 +82,7 @@ def live_credentials(user_ids: Iterable[int], key_ids: Iterable[str]) -> tuple[s
 
 
 def rebuilt(run_id: str, after: int) -> list[Event]:
-    """For a finished run whose events are pruned: the end of its stream, with the indexes that the last events had. The
-    text comes as a whole. A client that has a part of it gets ``message.reset`` first.
+    """The end of a finished run's stream if its events are pruned, with the indexes that the last events had.
 
     The text comes as a whole. A client that has a part of it gets ``message.reset`` first.
     """

@@ -1,5 +1,4 @@
-"""What every type of tool shares: the values that pass between the engine and a tool, and the limits of a tool's
-result.
+"""What every type of tool shares: the values between the engine and a tool, and the limits of a tool's result.
 
 Nothing here and no tool touches the database: a tool gets a snapshot of its catalogue row and returns text, addresses
 and a price. The registry of the types is in ``dispatch``.
@@ -42,9 +41,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call, which may take ``timeout_seconds``. ``threads`` are for computing, ``file_threads`` read and write
-    files.
-    """
+    """One call, which may take ``timeout_seconds``. ``threads`` compute; ``file_threads`` read and write files."""
 
     invocation_id: str
     run_id: str
@@ -174,9 +171,6 @@ class BuiltinTool:
     """The declaration of a built-in tool: its row in a new catalogue, with ``price`` in micro-credits, and its code.
     ``execute`` is None for ``ask_user``, which the engine handles. If a tool ``stores_files``, a purge deletes the
     files of its calls.
-
-    ``execute`` is None for ``ask_user``, which the engine handles. A purge looks for the files of a call if its tool
-    ``stores_files``.
     """
 
     name: str

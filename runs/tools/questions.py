@@ -102,9 +102,7 @@ class Dialogue:
         )
 
     def when_told(self, state: str | None = None) -> Dialogue:
-        """The dialogue after the server got the answers. ``state``: the server wants it back with the next answers.
-        Raises ToolFailure.
-        """
+        """After the server got the answers. ``state``: the server wants it back next time. Raises ToolFailure."""
         if state is not None and not is_storable(state, STATE_MAX_CHARS):
             raise tool_error("The tool's server gave a state that cannot be kept.")
         told = (*self.told, *self.answers) if self.task_id else ()

@@ -94,9 +94,7 @@ def check_schema(schema: Any) -> None:
 
 
 def read_schema(given: Any) -> dict[str, Any]:
-    """A schema from a tool's server, parsed as strictly as other text from outside. Raises ValueError as
-    ``check_schema`` does.
-    """
+    """A schema from a tool's server, parsed as strictly as other input. Raises ValueError (``check_schema``)."""
     try:
         schema = parse_object(to_text(given), subject="The input schema")
     except (MalformedJSON, RecursionError) as error:
@@ -155,8 +153,6 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A new process of the program. It ends when its input ends, and gets no signals that are sent to this process's
-    group.
-    """
+    """A new process. It ends with its input, and gets no signal that is sent to this process's group."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(COMMAND, start_new_session=True, **pipes)

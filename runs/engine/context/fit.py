@@ -201,9 +201,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
 
 
 def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition]:
-    """The models that may summarise, in order. They do not have the parameters of an agent, because the chat's runs
-    share a summary.
-    """
+    """The models that may summarise, in order. An agent's parameters do not apply: the chat's runs share a summary."""
     known = catalogue.remembered()
     chosen = settings.RUN_SUMMARY_MODEL
     if chosen and chosen not in known.models:
@@ -214,9 +212,7 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
 
 
 def _next_model(models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt]) -> ModelDefinition | None:
-    """The model that the last failed request chose; otherwise the first one that was not asked yet. None if no request
-    is to follow.
-    """
+    """The model that the last failed request chose, or the first one that was not asked; None if none follows."""
     if failed and not failed[-1].next_model:
         return None
     wanted = failed[-1].next_model if failed else ""
@@ -263,9 +259,7 @@ def _reasoning_factor(model: ModelDefinition) -> int:
 
 
 def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
-    """The runs, and the summary ``before`` them, as text of at most about ``most`` bytes: long texts are cut if
-    necessary.
-    """
+    """The runs, and the summary ``before`` them, in at most about ``most`` bytes: long texts are cut if necessary."""
     runs = history.read_whole(run_ids, result_chars)
     head = f"{BEFORE}\n{before}\n\n" if before else ""
     text = ""

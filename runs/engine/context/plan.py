@@ -57,9 +57,7 @@ def summary_tokens(model: ModelDefinition) -> int:
 
 
 def tokens_of(size: int, report: Report | None) -> int:
-    """The estimated tokens of a request of ``size`` bytes, from the provider's count of an earlier request if there is
-    one.
-    """
+    """The estimated tokens of ``size`` bytes, from the provider's count of an earlier request if there is one."""
     if report is None:
         return -(-size // BYTES_PER_TOKEN)
     counted = min(max(report.tokens, report.size // BYTES_PER_TOKEN_MAX, 1), report.size)
@@ -153,9 +151,7 @@ class Plan:
         return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
 
     def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
-        """The first of ``cuts`` with at most ``wanted`` tokens, or the last. Each cut must be shorter than the one
-        before.
-        """
+        """The first of ``cuts``, which become shorter, with at most ``wanted`` tokens; otherwise the last one."""
         place = bisect_left(cuts, -wanted, key=lambda cut: -self.tokens(cut))
         return cuts[min(place, len(cuts) - 1)]
 
@@ -175,9 +171,7 @@ class Plan:
         return replace(self.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.cut
 
     def _hard(self) -> list[Cut]:
-        """Cuts that reduce the run's own turns, except the last, to their bare calls, and make the last turn's results
-        shorter and shorter.
-        """
+        """Cuts that reduce the run's earlier turns to bare calls, and shorten the last turn's results more and more."""
         if not self.turns:
             return [self.cut]
         last = self.turns[-1].index
@@ -198,9 +192,7 @@ def plan_of(session: Session, model: ModelDefinition) -> Plan:
 
 
 def request_of(session: Session, plan: Plan) -> ModelRequest:
-    """The request for the run's next turn. Its output limit is lower than the model's if the window has no room for
-    that.
-    """
+    """The request for the run's next turn. Its output limit is lower than the model's if the window is too full."""
     model, history = plan.model, plan.history
     limit = output_limit(model)
     return ModelRequest(
@@ -240,9 +232,7 @@ def next_index(session: Session) -> int:
 
 
 def is_fresh(session: Session) -> bool:
-    """Whether the transcript was shortened since the last turn, so that the next request does not begin like that
-    turn's.
-    """
+    """Whether the transcript was shortened since the last turn: the next request begins differently from that one."""
     newest, turn_index = session.history.compaction, len(session.journal.turns) + 1
     return newest is not None and (newest.run_id, newest.turn_index) == (session.run.id, turn_index)
 

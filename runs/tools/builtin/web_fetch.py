@@ -89,9 +89,7 @@ def _text(answer: Answer) -> str:
 
 
 def decode(content: bytes, header: str) -> str:
-    """Bytes as text, by the charset of the header, or else that of the page, or else UTF-8. Invalid
-    bytes are replaced.
-    """
+    """Bytes as text, by the charset of the header, else of the page, else UTF-8. Invalid bytes are replaced."""
     named = CHARSET.search(header) or CHARSET.search(content[:CHARSET_SEARCHED_BYTES].decode("latin-1"))
     try:
         return content.decode(named[1] if named else "utf-8", "replace")

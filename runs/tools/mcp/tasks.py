@@ -83,9 +83,7 @@ class TaskCreated(Result):
 
 
 def parked(created: TaskCreated, before: Dialogue) -> Parked:
-    """A new task as an outcome. The requests of the server in the dialogue ``before`` count, too.
-    Raises ToolFailure.
-    """
+    """A new task. Requests of the server in the dialogue ``before`` count, too. Raises ToolFailure."""
     task_id = created.task_id
     if not task_id or not is_storable(task_id, TASK_ID_MAX_CHARS):
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
@@ -208,9 +206,7 @@ async def _request(
 
 
 def _moved(url: str, answer: Answer) -> str | None:
-    """The address to which the server redirects, if it is on the same server; the SDK follows such
-    redirects of calls.
-    """
+    """The target of a redirect within the same server, or None; the SDK follows such redirects of calls."""
     if answer.status in (307, 308):
         with contextlib.suppress(ValueError):
             target = urljoin(url, answer.headers.get("Location", ""))

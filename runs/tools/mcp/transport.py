@@ -33,8 +33,7 @@ class TooLarge(Exception):
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
 
-    ``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer. The SDK replaces most
-    exceptions, so its caller reads these two.
+    The SDK replaces most exceptions, so its caller reads these two.
     """
 
     def __init__(self, owner: str) -> None:
@@ -134,8 +133,8 @@ def require_readable(body: bytes, is_too_long: bool = False) -> None:
 
 
 def count_values(body: bytes) -> int:
-    """The commas outside of JSON strings. No string has a line break, so a quotation mark in a comment line affects
-    only that line.
+    """The commas outside of strings. Strings have no line break, so a quotation mark in a comment ends
+    with its line.
     """
     if body.count(b",") <= VALUES_MAX:
         return 0
