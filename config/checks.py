@@ -19,6 +19,10 @@ ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 # Each has a bit of its account's marks (credits/low.py).
 LOW_THRESHOLDS_MAX = 10
+ADDRESSES = (
+    *("SESSION_JWKS_URL", "TOP_UP_URL", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "STORAGE_S3_ENDPOINT"),
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+)
 # Of the documentation.
 EXAMPLE_HOST = "agents.example.com"
 
@@ -37,8 +41,9 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
             yield 2, f"SESSION_ISSUER is set, but {name} is not.", f"Set {name} as your identity provider says."
         elif getattr(settings, name) and not settings.SESSION_ISSUER:
             yield 3, f"{name} is set, but SESSION_ISSUER is not.", f"Set SESSION_ISSUER, or remove {name}."
-    if settings.SESSION_JWKS_URL and not is_http_url(settings.SESSION_JWKS_URL):
-        yield 4, "SESSION_JWKS_URL is not an http(s) address.", "Set SESSION_JWKS_URL to https://…"
+    for name in ADDRESSES:
+        if getattr(settings, name) and not is_http_url(getattr(settings, name)):
+            yield 4, f"{name} is not an http(s) address.", f"Set {name} to https://…, or remove it."
     for place, key in enumerate(settings.ENCRYPTION_KEYS, 1):
         if not is_fernet_key(key):
             make = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
@@ -67,6 +72,8 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."
             yield 10, f"{name} is set, but its packages are not installed.", hint
+    if settings.SENTRY_DSN and not is_dsn(settings.SENTRY_DSN):
+        yield 4, "SENTRY_DSN is not a DSN.", "Set SENTRY_DSN to https://KEY@HOST/PROJECT, or remove it."
     if settings.TRACE_URL and not (is_http_url(settings.TRACE_URL) and "{trace}" in settings.TRACE_URL):
         hint = "Set TRACE_URL to an address like https://traces.example.com/trace/{trace}, or remove it."
         yield 15, "TRACE_URL is not an http(s) address with {trace}.", hint
@@ -130,6 +137,11 @@ def is_url(text: str, schemes: Collection[str]) -> bool:
         return parts.scheme in schemes and parts.port != 0
     except ValueError:  # also of a port that is no number up to 65535
         return False
+
+
+def is_dsn(text: str) -> bool:
+    """Whether Sentry's SDK accepts it."""
+    return is_http_url(text) and bool(re.fullmatch(r"[^/]+//[^/@:]+(:[^/@]*)?@[^/]+/(.*/)?[0-9]+", text))
 
 
 def is_fernet_key(text: str) -> bool:

@@ -6,6 +6,7 @@ cryptography, which takes 7 MiB, is imported only to generate one.
 
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,16 @@ def signing_key() -> str:
 
 
 def secret_from_file(path: Path, generate: Callable[[], str] = random_text) -> str:
-    """The content of the file. The first call creates the file. Concurrent processes all get the same secret."""
+    """The content of the file. The first call creates the file. Concurrent processes all get the same secret. Ends the
+    process if the file cannot be created or read.
+    """
+    try:
+        return _secret_from_file(path, generate)
+    except OSError as error:
+        sys.exit(f"Set VAR_DIR to a directory that this process can read and write: {error}")
+
+
+def _secret_from_file(path: Path, generate: Callable[[], str]) -> str:
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)  # mkstemp sets mode 0600

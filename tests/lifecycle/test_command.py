@@ -127,7 +127,7 @@ def test_wrong_arguments_are_named(user, monkeypatch, settings):
         run("Hi", monkeypatch, user=user.username, model="x")
     with pytest.raises(CommandError, match="no agent named x"):
         run("Hi", monkeypatch, user=user.username, agent="x")
-    with pytest.raises(CommandError, match="message"):
+    with pytest.raises(CommandError, match=r"^message: "):
         run("", monkeypatch, user=user.username)
     poor = factories.UserFactory(is_active=False)
     with pytest.raises(CommandError, match="not active"):

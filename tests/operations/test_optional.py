@@ -35,7 +35,7 @@ def test_optional_packages_are_not_imported_without_their_settings():
 
 @pytest.mark.parametrize("name", ["SENTRY_DSN", "OTEL_EXPORTER_OTLP_ENDPOINT"])
 def test_a_missing_package_is_reported_with_a_remedy(settings, monkeypatch, name):
-    setattr(settings, name, "http://127.0.0.1:1")
+    setattr(settings, name, "http://key@127.0.0.1:1/1")
     assert checks.check_environment() == []
     monkeypatch.setattr(checks, "find_spec", lambda package: None)
     (found,) = checks.check_environment()

@@ -177,6 +177,12 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "DATABASE_ANSWER_SECONDS": "3",
         "RUN_TIMEOUT_SECONDS": "nan",
         "RUN_QUEUE_MAX": "1001",
+        "TOP_UP_URL": "app.example.com",
+        "OPENAI_BASE_URL": "api.example.com/v1",
+        "ANTHROPIC_BASE_URL": "ftp://api.example.com",
+        "STORAGE_S3_ENDPOINT": "minio:9000",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318",
+        "SENTRY_DSN": "https://sentry.example.com/1",
     }
     printed = check(tmp_path, PRODUCTION | wrong)
     for name in wrong:
@@ -184,6 +190,12 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
     assert "use 1 or 0" in printed
     assert "use a whole number from 1 to 65535" in printed
     assert "a-secret-that-is-none" not in printed
+
+
+def test_a_state_directory_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "file").write_text("")
+    printed = check(tmp_path, {"VAR_DIR": str(tmp_path / "file" / "var")})
+    assert "VAR_DIR" in printed
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rest_framework.exceptions import ValidationError
 
 from chats.services import create_chat
 from config.api.authentication import user_of
+from config.api.errors import to_domain_error
 from config.kernel import clock
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_object
@@ -45,11 +46,10 @@ class Command(BaseCommand):
         if not owner.is_active:
             raise CommandError(f"The user {owner.get_username()} is not active.")
         try:
-            run = services.start_run(owner, create_chat(owner).pk, **RunInput.validated(body))
-        except ValidationError as error:
-            raise CommandError(json.dumps(error.detail)) from None
-        except DomainError as error:
-            raise CommandError(error.message) from None
+            asked = RunInput.validated(body)
+            run = services.start_run(owner, create_chat(owner).pk, **asked)
+        except (ValidationError, DomainError) as error:
+            raise CommandError(to_domain_error(error).message) from None
         self.say(run.pk)
         if not Worker.objects.filter(expires_at__gt=clock.now()).exists():
             self.say("No run worker is up: the run waits until one starts (make run, or the Procfile's process runs).")
