@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from credits import ledger
 from runs import services
 from runs.catalogue import agents
-from runs.models import Run, Waitpoint
+from runs.models import Run, ToolInvocation, Waitpoint
 from tests import factories
 from tests.driver import until
 from tests.threads import side_by_side
@@ -140,6 +140,19 @@ def test_a_model_does_not_control_the_terminal(bench, user, monkeypatch):
     assert "\x1b" not in out
     assert "\x9b" not in out
     assert "gone" in out
+
+
+def test_a_call_that_takes_long_says_how_to_end_it(bench, user, monkeypatch):
+    def end() -> None:
+        call = until(lambda: ToolInvocation.objects.filter(awaiting="tool").first())
+        call_command("callback", call.id, result="Ulm", stdout=io.StringIO())
+
+    def ask() -> tuple[str, str]:
+        return run('/call long_job {"seconds": 300}\n/say {result}', monkeypatch, user=user.username)
+
+    (out, errors), _ = side_by_side(2, lambda index: (ask, end)[index]())
+    assert out.strip() == "Ulm"
+    assert f"manage.py callback {ToolInvocation.objects.get().id} --result TEXT" in errors
 
 
 def test_a_run_that_waits_for_credits_asks_nobody(bench, user, monkeypatch):

@@ -75,6 +75,9 @@ class Command(BaseCommand):
                     self.say("The answer starts again.")
                 case StreamType.TOOL_STARTED:
                     self.say(f"{data['name']} {short(data['input'])}")
+                case StreamType.TOOL_PARKED:
+                    ending = f"manage.py callback {data['toolInvocationId']} --result TEXT"
+                    self.say(f"{data['name']} awaits its outcome until {data['expiresAt']}. To give it: {ending}")
                 case StreamType.TOOL_COMPLETED:
                     urls = "".join(f" {url}" for url in data["resultUrls"])
                     self.say(f"{data['name']} {data['status']}, {data['creditUsed']} credits{urls}")
