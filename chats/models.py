@@ -94,8 +94,7 @@ class Attachment(ProtectedModel):
     stored_name = models.CharField(max_length=100, default="")
     # The original attachment with the same file, which belongs to a replaced message of the chat.
     copy_of = RefField(null=True)
-    # For a pending attachment, when it expires. For an expired one, when the removal of its files is (again) due.
-    # Otherwise null.
+    # Pending: when it expires. Expired: when the removal of its files is (again) due. Otherwise null.
     expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 

@@ -15,7 +15,7 @@ class PlatformConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        # jobs declares metrics that each process can show. publisher sends the metrics of this process.
+        # ``jobs`` declares metrics that each process can show. ``publisher`` sends the metrics of this process.
         import config.queue.jobs
         import config.queue.publisher  # noqa: F401
         from config import checks
@@ -30,7 +30,7 @@ class PlatformConfig(AppConfig):
 
 
 class StaffAdminConfig(SimpleAdminConfig):
-    """The admin without its discovery: ``config.urls`` discovers, so that workers do not load the pages."""
+    """The admin without its discovery, which ``config.urls`` makes, so that workers do not load the pages."""
 
     def ready(self) -> None:
         framework.register(check_dependencies, framework.Tags.admin)

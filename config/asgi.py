@@ -2,7 +2,7 @@
 
 import os
 
-# So that the first request with a token and the first stream do not wait for them.
+# Imported here, so that the first request with a token and the first stream do not wait for these modules.
 import jwt  # noqa: F401
 import redis.asyncio  # noqa: F401
 from django.core.wsgi import get_wsgi_application

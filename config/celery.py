@@ -26,7 +26,7 @@ app = Celery("config")
 
 
 class SparingQoS(QoS):
-    """Acknowledges only the messages that wait for it.
+    """Acknowledges only messages that wait for an acknowledgement.
 
     Celery also acknowledges messages of ``no_ack`` queues. kombu then asks Redis to remove what is not there, and keeps
     the message's tag in memory for ever (docs/decisions/0002).
@@ -47,7 +47,7 @@ before_task_publish.connect(logs.write_headers)
 task_prerun.connect(logs.read_headers)
 task_postrun.connect(logs.reset)
 worker_init.connect(checks.require_valid_settings)
-beat_init.connect(checks.require_valid_settings)  # beat has an app of its own, but any app may be given
+beat_init.connect(checks.require_valid_settings)  # beat has its own app, but it can be started with this one
 
 
 @setup_logging.connect

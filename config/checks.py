@@ -14,16 +14,16 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from config.kernel import money
 
 FERNET_KEY_BYTES = 32
-# As browsers send it: no path, user or upper case.
+# An origin as browsers send it: no path, user or upper case.
 ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
-# Each has a bit of its account's marks (credits/low.py).
+# Each threshold has a bit in the marks of an account (credits/low.py).
 LOW_THRESHOLDS_MAX = 10
 ADDRESSES = (
     *("SESSION_JWKS_URL", "TOP_UP_URL", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "STORAGE_S3_ENDPOINT"),
     "OTEL_EXPORTER_OTLP_ENDPOINT",
 )
-# Of the documentation.
+# The example host of the documentation.
 EXAMPLE_HOST = "agents.example.com"
 
 
@@ -83,7 +83,7 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
 
 
 def require_valid_settings(**kwargs: Any) -> None:
-    """End the process with all invalid variables. Not by another exception, which Celery would only log."""
+    """End the process and name all invalid variables. Not with another exception, which Celery would only log."""
     errors = [error for error in [*check_environment(), *shared_secrets()] if error.is_serious()]
     if found := [f"{error.msg} {error.hint}" for error in errors]:
         sys.exit("\n".join(found))
@@ -135,7 +135,7 @@ def is_url(text: str, schemes: Collection[str]) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in schemes and parts.port != 0
-    except ValueError:  # also of a port that is no number up to 65535
+    except ValueError:  # also for a port that is not a number up to 65535
         return False
 
 
@@ -145,7 +145,7 @@ def is_dsn(text: str) -> bool:
 
 
 def is_fernet_key(text: str) -> bool:
-    """As Fernet reads it, whose import takes 7 MiB of each process."""
+    """Checked without importing Fernet, which takes 7 MiB of each process."""
     try:
         return len(base64.urlsafe_b64decode(text)) == FERNET_KEY_BYTES
     except ValueError:

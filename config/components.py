@@ -73,7 +73,7 @@ SPECTACULAR_SETTINGS = {
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
-    # A script, because the layout with the choice of documents and the dark mode needs a preset.
+    # JavaScript, because the layout with the choice of documents and the dark mode needs a preset.
     "SWAGGER_UI_SETTINGS": """{
         layout: "StandaloneLayout",
         presets: [SwaggerUIBundle.presets.apis, SwaggerUIStandalonePreset],

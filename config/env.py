@@ -1,4 +1,4 @@
-"""Typed reading of environment variables, for ``config.settings`` alone. One check names all invalid ones."""
+"""Typed reading of environment variables, only for ``config.settings``. One check names all invalid ones."""
 
 import os
 import re
@@ -14,8 +14,8 @@ N = TypeVar("N", int, float)
 
 @dataclass
 class Env:
-    """Reads ``os.environ``. ``problems`` lists (variable, correction) of invalid values. ``known`` has of each variable
-    its default and the accepted values, as texts for docs/settings.md.
+    """Reads ``os.environ``. ``problems`` lists (variable, correction) for invalid values. ``known`` has the default and
+    the accepted values of each variable, as texts for docs/settings.md.
     """
 
     problems: list[tuple[str, str]] = field(default_factory=list)

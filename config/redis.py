@@ -1,4 +1,4 @@
-"""Clients of the service's Redis, and what the service does without it while it is away.
+"""Clients of the service's Redis, and the behaviour of the service while Redis is not available.
 
 Each client has the service's time-outs (BROKER_TIMEOUT_SECONDS). The package redis is imported with the first client:
 it takes a sixth of the time of a command that needs none.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# How long a failure is remembered: a stalled Redis costs one time-out in this time, and not one per request.
+# How long a failure is remembered, in seconds: a stalled Redis costs one time-out in this time, not one per request.
 PAUSE_SECONDS = 2.0
 
 
@@ -46,7 +46,7 @@ def async_client(url: str | None = None) -> redis.asyncio.Redis:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What commands raise while Redis is away, or if its URL is not valid. For ``except``, which needs it only then."""
+    """The exceptions of commands while Redis is not available or its URL is not valid. For ``except``."""
     from redis import RedisError
 
     return RedisError, OSError, ValueError
@@ -58,7 +58,7 @@ def _time_outs() -> dict[str, Any]:
 
 
 class Shared:
-    """The client that the threads of a process share for what the service can do without."""
+    """The client that the threads of a process share for things that the service can do without."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -72,7 +72,7 @@ class Shared:
             with self.lock:
                 if time.monotonic() < self.away_until:
                     return None
-                # This thread tries; the others do without Redis until it succeeds.
+                # This thread tries; the other threads do without Redis until it succeeds.
                 self.away_until = time.monotonic() + PAUSE_SECONDS
         try:
             self.client = self.client or client(self.url, reconnect=True)

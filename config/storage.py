@@ -60,7 +60,7 @@ class ObjectStorage(S3Storage):
     def presign_put(
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int
     ) -> tuple[str, dict[str, str]]:
-        """A URL and headers for a PUT of this very file: its type, size and digest (hex) are part of the signature."""
+        """A URL and headers for a PUT of exactly this file: its type, size and digest (hex) are signed."""
         params: dict[str, Any] = {
             "Bucket": self.bucket_name,
             "Key": self._normalize_name(clean_name(name)),

@@ -89,8 +89,7 @@ class RefundForm(MoneyForm):
 
     def clean_amount(self) -> int:
         amount: int = self.cleaned_data["amount"]
-        # Not checked on confirmation, which may be sent twice, or for other rows: ``ledger.refund`` checks these
-        # itself.
+        # ``ledger.refund`` itself checks the type of the row, and a confirmation, which may be sent twice.
         checked = self.data.get("step") == "confirm" or not self.target.is_charge
         if not checked and amount > (rest := sums.refundable(self.target)):
             raise ValidationError(f"At most {statement.in_credits(rest)} can still be refunded.")

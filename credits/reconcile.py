@@ -118,8 +118,7 @@ def drift_of(kind: Kind) -> Iterator[str]:
         HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
         ORDER BY {keys}
     """  # noqa: S608
-    # There may be hundreds of thousands of differences, so they are read with a server-side cursor. Behind PgBouncer,
-    # there is none.
+    # A server-side cursor, for hundreds of thousands of differences. It does not exist behind PgBouncer.
     unavailable = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
     with connection.cursor() if unavailable else connection.chunked_cursor() as cursor:
         cursor.execute(statement)

@@ -11,8 +11,7 @@ from django.utils.module_loading import import_string
 from config.kernel import money
 from credits.models import SETTLEMENTS, EntryType, LedgerEntry
 
-# The most rows that a page reads to compute its balances. A page with a few old rows of a busy account shows no
-# balances.
+# The most rows that a page reads to compute balances. A page with a few old rows of a busy account shows none.
 LATER_MAX = 10_000
 
 
@@ -97,8 +96,7 @@ def balances_after(entries: Sequence[LedgerEntry]) -> dict[str, int]:
     """The account's balance after each row, by the row's id; empty if LATER_MAX rows are not enough."""
     if not entries:
         return {}
-    # One statement, so that the rows and the balance belong to the same moment. Without an order, so that it stops at
-    # the limit.
+    # One statement, so that rows and balance belong to the same moment. Without an order, to stop at the limit.
     rows = LedgerEntry.objects.filter(
         account_id__in={entry.account_id for entry in entries},
         created_at__gte=min(entry.created_at for entry in entries),

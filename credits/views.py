@@ -55,8 +55,7 @@ class CreditsViewSet(ServiceViewSet):
         if len(subject) > SUBJECT_MAX or "\0" in subject:
             raise NotFound
         try:
-            # Events and TOP_UP_URL show the username, which can differ from the subject, so it is accepted as an id,
-            # too.
+            # Events and TOP_UP_URL show the username, which can differ from the subject: both are accepted.
             user = user_of({"sub": subject}, lambda username: user_named.first(subject) or user_named.first(username))
         except AuthenticationFailed:
             raise NotFound from None

@@ -142,8 +142,7 @@ class RunSerializer(RunFields):
     )
 
 
-# The fields of a run, and of a waitpoint's question, that an API key without the scope runs:read sees: none has text of
-# the run.
+# The fields of a run and of a question that a key without the scope runs:read sees: no text of the run.
 RUN_STATE = {
     *("id", "chatId", "status", "awaiting", "userMessageId", "assistantMessageId", "lastStreamIndex"),
     "cancelRequestedAt",

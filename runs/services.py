@@ -50,8 +50,7 @@ class RunInProgress(Conflict):
 
 def _shown_calls() -> QuerySet[ToolInvocation]:
     """Tool calls as a run shows them, in order, with only the beginnings of their results, which may be long."""
-    # One character more than the number of shown bytes: each has at least one byte, so it shows whether the result is
-    # cut.
+    # One more than the shown bytes: a character has at least one byte, so this shows whether the result is cut.
     calls = ToolInvocation.objects.annotate(result_start=Left("result", RESULT_SHOWN_BYTES + 1))
     return calls.defer("result", "repeatable", "remote_task").order_by("turn_index", "call_index")
 
@@ -279,8 +278,7 @@ def _replace(replaced: Run, by: str) -> None:
     """
     later = Run.objects.filter(chat=replaced.chat_id, created_at__gte=replaced.created_at)
     later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
-    # A separate statement, which sees the assistant's message of a run that was claimed while the first statement
-    # waited for that run.
+    # A second statement: it also sees an assistant's message that was added while the first one waited.
     leave_out_messages(later.order_by().values("pk"))
 
 

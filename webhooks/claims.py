@@ -98,8 +98,7 @@ class Claim:
     """One attempt that this process will make."""
 
     delivery: Delivery  # with its endpoint
-    # The database's time and ``clock.steady`` at the same moment, so that the signed time does not depend on the local
-    # clock.
+    # The database's time and ``clock.steady`` at one moment: the signed time is independent of the local clock.
     claimed_at: datetime
     claimed_tick: float
 

@@ -151,8 +151,7 @@ class Dispatcher:
         await asyncio.gather(*(self._attempt(claim) for claim in batch))
 
     async def _attempt(self, claim: claims.Claim) -> None:
-        # A process that stops returns its claims. So does one that was suspended, because its claim may lapse during
-        # the attempt.
+        # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
         self._outcomes.put(claim.delivery.attempt() if unsent else await sender.attempt(claim))
         self._awake.set()

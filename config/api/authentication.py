@@ -19,12 +19,12 @@ from config.api.models import ErasedSubject
 from config.database.queries import CompiledQuery
 
 M = TypeVar("M", bound=Model)
-# RFC 6750's characters. Two Authorization headers arrive joined by a comma, so they never fit.
+# The characters of RFC 6750. Two Authorization headers arrive joined by a comma, so they never match.
 _BEARER = re.compile(r"bearer +([A-Za-z0-9\-._~+/]+=*) *", re.IGNORECASE)
 USERNAME_MAX = 150
 EMAIL_MAX = 254
 DIGESTED = "sub-"
-# How credentials begin, and what a caller who uses one in the wrong place is told.
+# How credentials begin, and the message for a caller who uses one in the wrong place.
 KINDS = {
     "awk_": "This is an API key: use /api/public/v1.",
     "aws_": "This is a server key: it is for session tokens and the credits of users alone.",
@@ -35,8 +35,8 @@ DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``; a subclass finds the token's user, and has texts for the OpenAPI document and its
-    ``mark``, a key of KINDS.
+    """``Authorization: Bearer …``. A subclass finds the token's user. It also has its texts for the OpenAPI document
+    and its ``mark``, a key of KINDS.
     """
 
     mark: ClassVar[str]
@@ -80,7 +80,7 @@ class SessionTokenAuthentication(BearerAuthentication):
         self.find_user = find_user or user_named.first
 
     def authenticate_token(self, token: str) -> tuple[Any, dict[str, Any]]:
-        from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need
+        from config.api import session_tokens  # imports PyJWT and cryptography, which most commands do not need
 
         try:
             claims = session_tokens.verify(token)
@@ -89,7 +89,7 @@ class SessionTokenAuthentication(BearerAuthentication):
         return user_of(claims, self.find_user), claims
 
 
-# What requests read of a user, in the model's order, which ``from_db`` needs.
+# The columns of a user that requests read, in the model's order, which ``from_db`` needs.
 USER_FIELDS = ("id", "is_superuser", "username", "email", "is_staff", "is_active", "date_joined")
 user_named: CompiledQuery[Any] = CompiledQuery(
     lambda username: get_user_model()._default_manager.only(*USER_FIELDS).filter(username=username), str
@@ -97,7 +97,7 @@ user_named: CompiledQuery[Any] = CompiledQuery(
 
 
 class WithUser(Generic[M]):
-    """Rows that are read with their user, by the user's name: one round trip for a request about one row."""
+    """Reads a row together with its user, by the user's name: one round trip for a request about one row."""
 
     def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:
         columns = {f"user_{name}": F(f"user__{name}") for name in USER_FIELDS[1:]}
@@ -114,7 +114,7 @@ class WithUser(Generic[M]):
 
 
 def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named.first) -> Any:
-    """The user that the verified claims name. The first request creates the user. A new e-mail address is stored."""
+    """The user of verified claims. The first request creates the user. A new e-mail address is stored."""
     users = get_user_model()._default_manager
     username = username_of(claims["sub"])
     email = email_of(claims.get("email"))
@@ -125,7 +125,7 @@ def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named
         if erased is not None and int(claims["iat"]) <= int(erased.erased_at.timestamp()):
             raise AuthenticationFailed("The user of this session token was erased.")
     if user is None:
-        # Of concurrent requests one creates the row, the others read it.
+        # One of several concurrent requests creates the row, the others read it.
         user, _ = users.get_or_create(
             username=username, defaults={"email": email or "", "password": make_password(None)}
         )
@@ -139,9 +139,9 @@ def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named
 
 
 def username_of(subject: str) -> str:
-    """The subject itself if it can be a username, else a digest of it: a provider may use any text.
+    """The subject itself if it can be a username, otherwise a digest of it: a provider may use any text.
 
-    A subject that looks like a digest becomes one too, so that no two subjects are one user.
+    A subject that looks like a digest is digested, too, so that no two subjects become one user.
     """
     usable = len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip()
     if usable and not subject.startswith(DIGESTED):

@@ -1,4 +1,4 @@
-"""``/docs``: the site that ``make site`` builds of the folder docs. Without it, the Markdown files as they are."""
+"""``/docs``: the site that ``make site`` builds from the folder docs; without it, the plain Markdown files."""
 
 import mimetypes
 from functools import cache
@@ -14,7 +14,7 @@ INDEX = "index.html"
 
 @cache
 def files() -> dict[str, Path]:
-    """All that is served below ``/docs/``, by name. No other path of the machine can be read."""
+    """All files below ``/docs/``, by name. No other file of the machine can be read."""
     root = SITE if (SITE / INDEX).is_file() else FOLDER
     return {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
 

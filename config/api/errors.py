@@ -1,4 +1,4 @@
-"""The error envelope, which every exception becomes: ``{"error": {…}}``, without a stack trace, SQL or a setting."""
+"""The error envelope ``{"error": {…}}`` for every exception, without a stack trace, SQL or a setting."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MESSAGE_MAX_CHARS = 500
 # DRF's key for errors that belong to no field.
 OF_ALL = "non_field_errors"
-# The statuses of exceptions that are not the API's own; the first that fits. Others are 500.
+# The statuses of exceptions that are not the API's own: the first match counts. Others are 500.
 STATUSES: list[tuple[type[Exception] | tuple[type[Exception], ...], int]] = [
     (CONNECTION_ERRORS, 503),
     (Http404, 404),
@@ -78,7 +78,7 @@ def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
 
 
 def _shown(message: Any) -> str:
-    """A message of DRF, some of which quote the whole value."""
+    """A message of DRF, shortened: some quote the whole value."""
     text = str(message)
     return text if len(text) <= MESSAGE_MAX_CHARS else f"{text[:MESSAGE_MAX_CHARS]}…"
 
@@ -99,7 +99,7 @@ def to_domain_error(error: Exception) -> DomainError:
 
 
 def answers_errors(failure: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
-    """For a view outside of DRF: an exception becomes its envelope, and is logged as ``failure`` if it is ours."""
+    """For a view outside of DRF: an exception becomes its envelope, and is logged as ``failure`` if it is our fault."""
 
     def decorate(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
         @wraps(view)
@@ -118,7 +118,7 @@ def answers_errors(failure: str) -> Callable[[Callable[..., HttpResponseBase]], 
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """DRF's EXCEPTION_HANDLER. The answer is in JSON also where the client has asked for another type."""
+    """DRF's EXCEPTION_HANDLER. The answer is JSON, also if the client has asked for another type."""
     refusal = to_domain_error(error)
     if refusal.status >= 500:
         logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)

@@ -25,7 +25,7 @@ from config.kernel import clock
 from config.kernel.errors import Conflict, ValidationFailed
 from config.kernel.jsontext import dumps
 
-# How long a key is kept, and time after which an unfinished request loses it.
+# How long a key is kept, and the time after which an unfinished request loses it.
 IDEMPOTENCY_HOURS = 24
 IDEMPOTENCY_LOCK_SECONDS = 60
 
@@ -64,7 +64,7 @@ class IdempotencyMixin:
         return request.user.pk or 0
 
     def prepare(self) -> None:
-        """What takes time and comes before the handler: with a key, the handler runs in a transaction."""
+        """Work that takes time and comes before the handler, which runs in a transaction if there is a key."""
 
     def apply_idempotency(self, request: Request) -> None:
         """Wrap this request's handler in ``run_once`` if the request has a key."""
@@ -102,12 +102,12 @@ class IdempotencyMixin:
         return dumps(response.data) if hasattr(response, "data") else bytes(response.content)
 
     def replayed_answer(self, stored: bytes) -> bytes:
-        """The answer made from what ``stored_answer`` returned."""
+        """The answer to a repeated request, made from the bytes of ``stored_answer``."""
         return stored
 
 
 def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callable[[], str]) -> str:
-    """The id of the object that ``make`` creates, in one transaction with the key, or that an earlier call created."""
+    """The id of the object that ``make`` creates, in one transaction with the key, or has created before."""
     record = claim(user.pk, surface, key, fingerprint)
     if record.response_status is not None:
         return bytes(record.response_body or b"").decode()
@@ -122,7 +122,7 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
 
 
 def claim(user_id: int, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
-    """A row that this request has claimed, without ``response_status``, or to replay. Raises KeyReused, KeyInUse."""
+    """A row that this request has claimed (no ``response_status``), or one to replay. Raises KeyReused, KeyInUse."""
     records = IdempotencyRecord.objects.filter(user_id=user_id, surface=surface, key=key)
     for _ in range(CLAIM_ROUNDS):
         now = clock.now()
@@ -137,7 +137,7 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
         finished = record.response_status is not None
         lifetime = timedelta(**({"hours": IDEMPOTENCY_HOURS} if finished else {"seconds": IDEMPOTENCY_LOCK_SECONDS}))
         if now - record.claimed_at > lifetime:
-            # Expired but not yet pruned, or left by a request that crashed. One of concurrent requests takes it over.
+            # Expired but not yet pruned, or left by a crashed request. One of concurrent requests takes it over.
             taken = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).update(
                 **mine, response_status=None, response_body=None
             )
@@ -155,7 +155,7 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
 
 
 def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
-    """Store the answer, in the view's transaction. Raises KeyInUse, which rolls both back, if the claim is lost."""
+    """Store the answer, in the view's transaction. Raises KeyInUse if the claim is lost; both are then rolled back."""
     kept = IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).update(
         response_status=status, response_body=body
     )

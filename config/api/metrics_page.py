@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Reading:
-    """What the database and Redis have, if they are ``up``: gauges, other processes' texts, the latest values."""
+    """What was read from the database and Redis, if they are ``up``: gauges, other processes' texts, latest values."""
 
     gauges: list[Gauge] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -127,7 +127,7 @@ def _family(gauge: Gauge) -> Metric:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """One text of the texts of several processes: the samples of a metric must follow each other."""
+    """The texts of several processes joined into one: the samples of a metric must follow each other."""
     families: dict[str, list[str]] = {}
     for text in texts:
         for family in f"\n{text}".split("\n# HELP ")[1:]:

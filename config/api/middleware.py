@@ -1,4 +1,4 @@
-"""Middleware. Only pages get what the API does not need: sessions, log-in, messages, a Content-Security-Policy."""
+"""Middleware. What the API does not need is for pages only: sessions, log-in, messages, Content-Security-Policy."""
 
 import re
 import secrets
@@ -22,9 +22,9 @@ from config.telemetry.metrics import Counter, Histogram
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # The prefixes of signed addresses: their senders have no other credential.
 UPLOADS, FILES = "/uploads/", "/files/"
-# Headers of the replaced answer that are kept.
+# Headers that are copied from the replaced answer.
 KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
-# Far above the two cookies of the admin.
+# Far more than the two cookies of the admin need.
 COOKIES_MAX_CHARS = 8 * 1024
 
 
@@ -113,8 +113,8 @@ class ProbeMiddleware(Middleware):
         return self.views.get(request.path_info, self.get_response)(request)
 
 
-# A page may load only our own files. Alpine, in the admin, compiles the text of attributes, and all use inline styles.
-# The pages of the documentation, which are built before the service runs, have inline scripts.
+# A page may load only our own files. Alpine, in the admin, compiles the text of attributes; all pages use inline
+# styles. The pages of the documentation, which are built before the service runs, have inline scripts.
 _OWN = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'; script-src 'self'"
@@ -151,9 +151,9 @@ MessageMiddleware = pages_only(messages.MessageMiddleware)
 
 
 class PageLimitMiddleware(Middleware):
-    """Limits pages as the API is limited: a body's size before any code reads it, and the requests of an address, but
-    not of signed ones. Uploads have a limit of their own. Cookies, of which the API has none, are limited because some
-    versions of Python read one in a time that grows with the square of its length.
+    """Limits pages as the API is limited: the size of a body before any code reads it, and the requests of an address,
+    except those to signed addresses. Uploads have a limit of their own. Cookies, which the API does not use, are
+    limited because some versions of Python read them in a time that grows with the square of their length.
     """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:

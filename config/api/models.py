@@ -28,8 +28,8 @@ class IdempotencyRecord(models.Model):
 
 
 class ErasedSubject(models.Model):
-    """A username whose user was erased, as a keyed digest. Session tokens that were issued before are refused: a
-    browser that still has one would bring the name back.
+    """The username of an erased user, as a keyed digest. Session tokens that were issued before the erasure are
+    refused: a browser that still has one would create the user again.
     """
 
     digest = models.CharField(max_length=64, primary_key=True)

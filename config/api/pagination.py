@@ -38,9 +38,9 @@ def page(
     at_once: int = API_PAGE_SIZE_MAX + 1,
     prepare: Callable[[list[Any]], None] = lambda rows: None,
 ) -> dict[str, Any]:
-    """The page that the ``query`` asks for, by (created_at, id), at most PAGE_MAX_BYTES long; ``show`` makes JSON of a
-    row. ``limit`` is the default, ``at_once`` how many rows a query reads, for rows that can be large. ``prepare`` gets
-    the rows of each query, to read what belongs to all of them.
+    """The page that ``query`` asks for, in the order (created_at, id), at most PAGE_MAX_BYTES long. ``show`` makes JSON
+    of a row. ``limit`` is the default limit. ``at_once``: how many rows a query reads, if rows can be large.
+    ``prepare`` gets the rows of each query, to read what belongs to them.
     """
     limit = read_limit(query["limit"]) if "limit" in query else limit
     position = decode_cursor(query["cursor"]) if "cursor" in query else None
@@ -107,7 +107,7 @@ def stored_forms(moment: datetime) -> list[Any]:
     """
     if connection.vendor != "sqlite":
         return [moment]
-    # Not by %Y, which writes the year 300 with three digits.
+    # Not with %Y, which writes the year 300 with three digits.
     second = moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "seconds")
     forms = [f"{second}.{moment.microsecond:06d}"]
     if moment.microsecond % 1000 == 0:

@@ -18,7 +18,7 @@ from config.database.retry import CONNECTION_ERRORS, outage
 from config.kernel.jsontext import dumps
 from config.redis import client
 
-# Time limit of `/readyz`, and its part that a broker without an answer may take: a load balancer may wait no longer.
+# The time limit of `/readyz`, after which a load balancer may stop waiting, and the limit of the broker's check in it.
 READINESS_TIMEOUT_SECONDS = 3.0
 BROKER_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ _migrated = False
 
 
 def ask_migrations() -> str | None:
-    """Asks until all migrations are applied; they are not reversed while a process is running."""
+    """Checks until all migrations are applied; they are not reversed while a process is running."""
     global _migrated
     if not _migrated:
         executor = MigrationExecutor(connection)
@@ -53,8 +53,8 @@ def ask_broker() -> None:
 
 
 class Probe:
-    """A check in a thread of its own, so that a check that hangs counts as a failure. Requests that ask meanwhile share
-    its result, so that threads that hang do not accumulate.
+    """A check on a thread of its own, so that a check that hangs counts as a failure. Requests that ask meanwhile share
+    its result, so that hanging threads do not accumulate.
     """
 
     def __init__(self, name: str, ask: Callable[[], str | None]) -> None:

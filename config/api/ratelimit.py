@@ -47,7 +47,7 @@ def verdict_of(request: HttpRequest) -> Verdict | None:
 
 
 def address_of(environ: Mapping[str, Any]) -> str:
-    """The client's address as the outermost of TRUSTED_PROXIES saw it; of IPv6 the /64, which one subscriber has."""
+    """The client's address as the outermost of TRUSTED_PROXIES saw it; for IPv6 the subscriber's /64 network."""
     hops = [environ.get("REMOTE_ADDR", "")]
     if settings.TRUSTED_PROXIES:
         forwarded = environ.get("HTTP_X_FORWARDED_FOR", "").split(",")

@@ -26,7 +26,7 @@ def camel(name: str) -> str:
 class CamelSerializer(serializers.Serializer):
     """A serializer whose fields are declared in snake_case and appear in camelCase."""
 
-    # For a part of a body: fields that this serializer does not have are not its concern.
+    # For a part of a body: fields of other parts are not errors.
     ignores_unknown: ClassVar[bool] = False
     _cached_reader: ClassVar[CamelSerializer]
 
@@ -42,7 +42,7 @@ class CamelSerializer(serializers.Serializer):
         return fields
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """As DRF does it, but the fields are copied and bound once per class, not once per object."""
+        """As in DRF, but the fields are copied and bound once per class, not once per object."""
         shown: dict[str, Any] = {}
         for name, field in self._reader().fields.items():
             if isinstance(field, serializers.SerializerMethodField):  # the method may use this serializer's context
@@ -112,7 +112,7 @@ class AnyField(serializers.Field):
     json_schema: ClassVar[dict[str, Any]] = {}
 
     def validate_empty_values(self, data: Any) -> tuple[bool, Any]:
-        """Null is a value. With ``allow_null``, the document would have it beside what matches it already."""
+        """Null is a value here. ``allow_null`` would make the OpenAPI document list it a second time."""
         return (False, None) if data is None else super().validate_empty_values(data)
 
     def to_internal_value(self, data: Any) -> Any:

@@ -21,7 +21,7 @@ from config.kernel.errors import Unavailable
 from config.outbound import client
 from config.outbound.loop import shared
 
-# Of fetching keys: its time limit, the time between two for unknown keys, and the age at which keys are fetched again.
+# For fetching keys: the time limit, the pause between fetches for unknown keys, and the age of keys to fetch again.
 SESSION_JWKS_TIMEOUT_SECONDS = 3.0
 SESSION_JWKS_REFETCH_SECONDS = 60
 SESSION_JWKS_CACHE_SECONDS = 3600
@@ -35,7 +35,7 @@ LOCAL_AUDIENCE = "agent-workflow-service"
 REMEMBERED_SECONDS = 30.0
 TOKEN_MAX_CHARS = 16 * 1024
 JWKS_MAX_BYTES = 1024 * 1024
-# Without any key, a provider that did not answer is asked again after this time. All callers are refused until it does.
+# While there is no key at all, the provider is asked again after this time. All callers are refused until it answers.
 COLD_RETRY_SECONDS = 2.0
 
 
@@ -58,7 +58,7 @@ def verify(token: str) -> dict[str, Any]:
         raise InvalidToken("The session token is too long.")
     try:
         header = jwt.get_unverified_header(token)
-        # Checked before a key is looked up. Afterwards the type of the key determines the algorithm, not the token.
+        # Checked before a key is looked up. After that, the type of the key determines the algorithm, not the token.
         if header.get("alg") not in ALGORITHMS:
             raise InvalidToken("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
@@ -73,7 +73,7 @@ def verify(token: str) -> dict[str, Any]:
             raise jwt.ExpiredSignatureError
     except jwt.ExpiredSignatureError:
         raise InvalidToken("The session token has expired.") from None
-    # Besides PyJWT's own errors: those of its JSON and number parsing, for tokens made to break it.
+    # Also the errors of PyJWT's JSON and number parsing, for tokens that are made to break it.
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidToken("The session token is not valid.") from None
     if not isinstance(claims["sub"], str) or not claims["sub"]:
@@ -93,7 +93,7 @@ class Signer:
 
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
-    """The claims of a token with a valid signature, cached in ``period`` at most. Errors are not cached."""
+    """The claims of a token with a valid signature, cached for one ``period`` at most. Errors are not cached."""
     claims: dict[str, Any] = jwt.decode(
         token,
         signer.key,
@@ -117,9 +117,9 @@ def local_keys(pem: str) -> tuple[Ed25519PrivateKey, Ed25519PublicKey]:
 class Jwks:
     """A provider's signing keys, cached. Threads share it and wait for the same fetch, on the event loop.
 
-    It is fetched again from time to time, so that a key that the provider withdrew is no longer accepted, and for an
-    unknown ``kid``, but not soon again: anyone can send invented kids. While the provider is not available, cached keys
-    stay valid. Without any key, only the first fetch is waited for: a provider that hangs must not occupy all threads.
+    The keys are fetched again from time to time, so that a withdrawn key is no longer accepted, and for an unknown
+    ``kid``, but not again soon: anyone can send invented kids. While the provider is not available, cached keys stay
+    valid. Without a key, only the first fetch is waited for: a provider that hangs must not occupy all threads.
     """
 
     def __init__(self, url: str) -> None:
@@ -153,7 +153,7 @@ class Jwks:
         return keys.get(kid)
 
     def _start_fetch(self) -> tuple[Future[None] | None, bool]:
-        """The fetch under way, and whether this call started it. None if the last one ended too recently."""
+        """The running fetch, and whether this call started it. None if the last one ended too recently."""
         with self.lock:
             if self.fetching is not None and not self.fetching.done():
                 return self.fetching, False
@@ -187,7 +187,7 @@ class Jwks:
             }
             if keys:
                 self.keys, self.fetched_at = keys, time.monotonic()
-        except Exception as error:  # a key of any shape can make the library raise any
+        except Exception as error:  # malformed keys can make the library raise any exception
             logger.warning("no keys from %s (%s); cached keys stay valid", self.url, type(error).__name__)
         finally:
             self.tried_at = time.monotonic()

@@ -26,7 +26,7 @@ from config.api.viewsets import ServiceViewSet
 from config.database.retry import CONNECTION_ERRORS
 from config.kernel.errors import NotFound
 
-# After which a browser, or a person, may try a page again. Most restarts of a database take less.
+# After this time, a browser or a person may try a page again. Most restarts of a database take less.
 RETRY_SECONDS = "10"
 # The parts of an OpenAPI document that are older than version 3.1.
 OLD_PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
@@ -97,7 +97,7 @@ def document(format: str, surface: str, webhooks: bool) -> tuple[bytes, str]:
 
 
 def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """The view of an API path that needs no credential: the address is charged before the view works."""
+    """For a view of an API path without a credential: the address is charged before the view does any work."""
 
     @wraps(view)
     def limited(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -120,7 +120,7 @@ def unknown_path(request: HttpRequest, *args: Any) -> HttpResponse:
     return error_response(404)
 
 
-# Also for what middleware before ApiErrorMiddleware raises, such as a wrong Host.
+# Also for exceptions of middleware before ApiErrorMiddleware, such as a wrong Host.
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     return error_response(400) if is_api_path(request.path_info) else defaults.bad_request(request, exception)
 

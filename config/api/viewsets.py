@@ -47,7 +47,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     """
 
     surface = "session"
-    # The scope that an API key needs for an action, for every action of a public viewset. Empty: none.
+    # The scope that an API key needs, by action; a public viewset names each of its actions. Empty: no scope.
     required_scopes: ClassVar[dict[str, str]] = {}
     server_scope = ""
     # The actions that also count against the limit of run starts.
@@ -55,7 +55,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     # The query parameters of an action, for the OpenAPI document too. A list also takes those of its pages.
     query_parameters: ClassVar[dict[str, list[OpenApiParameter]]] = {}
     pagination_class = pagination.KeysetPagination
-    # What ``find_with_user`` has found.
+    # The result of ``find_with_user``.
     found: Any = None
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
     # For the OpenAPI document: an action's further statuses. A negative one removes a usual status.
@@ -96,7 +96,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         return user_named.first(username) if self.found is None else self.found.user
 
     def find_with_user(self, username: str) -> Any:
-        """The row that the request is about, read with this user, its owner. None: the user is read alone."""
+        """The row that the request is about, read together with this user, its owner. None: only the user is read."""
         return None
 
     def check_throttles(self, request: Request) -> None:
@@ -124,7 +124,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         """An unknown query parameter or choice is 400: a misspelt filter must not be no filter."""
         query, declared = request.query_params, {each.name: each for each in self.query_parameters.get(self.action, ())}
         known = {*declared, *(PAGE_PARAMETERS if self.action == "list" else ())}
-        # The pairs of an object are parameters of their own: NAME.KEY=VALUE.
+        # Each pair of an object is a parameter: NAME.KEY=VALUE.
         shapes = {name: each.type for name, each in declared.items()}
         objects = [name for name, shape in shapes.items() if isinstance(shape, dict) and shape["type"] == "object"]
         known |= {name for name in query if name.partition(".")[0] in objects}

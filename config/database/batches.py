@@ -1,5 +1,5 @@
-"""Work in batches. Each is one transaction and skips locked rows: a job may run twice at the same time and may be
-interrupted at any point. It ends early when ``stopping`` is set.
+"""Work in batches. Each batch is one transaction and skips locked rows: a job may run twice at the same time and may be
+interrupted at any point. Work ends early when ``stopping`` is set.
 """
 
 import threading
@@ -24,8 +24,8 @@ def in_batches(step: Callable[[], int]) -> int:
 
 
 def in_order(rows: QuerySet[Any], field: str, size: int = BATCH) -> Iterator[Any]:
-    """The keys of ``rows`` by ``field``, which is not null, read ``size`` at a time: each batch begins after the last,
-    so rows that stay in ``rows`` do not hide those after them.
+    """The keys of ``rows`` in the order of ``field``, which must not be null, read ``size`` at a time. Each batch
+    begins after the last one, so rows that stay in ``rows`` do not hide those after them.
     """
     after = Q()
     while batch := list(rows.filter(after).order_by(field, "pk").values_list("pk", field)[:size]):
@@ -35,7 +35,7 @@ def in_order(rows: QuerySet[Any], field: str, size: int = BATCH) -> Iterator[Any
 
 
 def _limit(name: str, seconds: float) -> None:
-    """In this transaction, a statement fails if it takes longer, or waits longer for a lock. PostgreSQL only."""
+    """In this transaction, a statement that runs or waits for a lock longer than this fails. PostgreSQL only."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{seconds * 1000:.0f}ms"])
@@ -46,8 +46,8 @@ limit_statements = partial(_limit, "statement_timeout")
 
 
 def take_batch(rows: QuerySet[Any], size: int = BATCH, *, to_delete: bool = False) -> list[Any]:
-    """The keys of at most ``size`` of ``rows``, locked until the transaction ends. Skips locked rows, and ``to_delete``
-    also those to which a new row of another transaction refers.
+    """The keys of at most ``size`` of ``rows``, locked until the transaction ends. Locked rows are skipped;
+    ``to_delete`` also skips rows to which a new row of another transaction refers.
     """
     skip = connection.features.has_select_for_update_skip_locked
     locked = rows.select_for_update(no_key=not to_delete, skip_locked=skip, of=("self",) if skip else ())

@@ -1,4 +1,4 @@
-"""Columns that only one module may change, by the model's key. Inserts need no key; SQL text is not checked."""
+"""Columns that only the module with the model's key may change. Inserts need no key; SQL text is not checked."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
@@ -9,7 +9,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class Key:
-    """Permits changes of the protected fields of the models that it was taken for."""
+    """Permits changes of the protected fields of the models for which it was taken."""
 
 
 class FieldIsProtected(Exception):

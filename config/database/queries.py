@@ -1,7 +1,7 @@
 """Queries whose SQL is compiled once, for the few statements that every request and every run makes.
 
-Django compiles a queryset for each evaluation, which takes longer than a read by primary key in PostgreSQL. A query
-belongs here only if ``benchmarks/queries.py`` shows its saving (docs/decisions/0008).
+Django compiles a queryset at each evaluation, which takes longer than a read by primary key in PostgreSQL. A query
+belongs here only if ``benchmarks/queries.py`` shows what it saves (docs/decisions/0008).
 """
 
 import re
@@ -20,9 +20,10 @@ WIDE = {"smallint": "bigint", "integer": "bigint"}
 @dataclass(frozen=True, slots=True)
 class _Statement:
     sql: str
-    # The parameters: each is the argument of an index, or, without one, a constant.
+    # The parameters: each is the index of an argument, or, if that is None, a constant.
     template: tuple[tuple[int | None, Any], ...]
-    # The columns of a row: names of the model's fields, annotations with their index, converters of database values.
+    # The columns of a row: names of the model's fields, annotations with their index, and converters of database
+    # values.
     names: tuple[str, ...]
     annotations: tuple[tuple[str, int], ...]
     converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]
@@ -91,8 +92,8 @@ class CompiledQuery(Generic[M]):
 
 
 def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
-    """The query with columns of types that stay the same when a migration widens the columns of the table: PostgreSQL
-    then makes a new plan for connections that have prepared it.
+    """The query with column types that stay the same when a migration widens columns of the table. Connections that
+    have prepared the query then get a new plan, not an error.
     """
     names = [f"c{index}" for index in range(len(types))]
     wide = [WIDE.get(name, name) for name in (re.sub(r"\(.*\)", "", kind) for kind in types)]
@@ -101,8 +102,8 @@ def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
 
 
 def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows of a query, which is prepared: each column of a query that is written as SQL is cast to a type that no
-    migration changes.
+    """The rows of a query, which is prepared. In a query that is written as SQL, each column must be cast to a type
+    that no migration changes.
 
     Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so instead of
     Django's check of the connection's health, and saves the round trip of that check.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # Django raises these when a connection is lost or cannot be opened, and when an answer takes too long.
 CONNECTION_ERRORS = (OperationalError, InterfaceError)
-# PostgreSQL's answers about one statement alone: no lock in time, a deadlock, a concurrent change, a cancel.
+# PostgreSQL's errors about a single statement: no lock in time, a deadlock, a concurrent change, a cancel.
 STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
 # A thousand runs may fail at every step for hours: a process logs one line in this time.
@@ -62,13 +62,13 @@ outage = Outage()
 
 
 def is_unavailable(error: Exception) -> bool:
-    """Whether the error is about the database, so that other statements fail too."""
+    """Whether the error is about the whole database, so that other statements would fail, too."""
     return isinstance(error, CONNECTION_ERRORS) and getattr(error.__cause__, "sqlstate", None) not in STATEMENT_CODES
 
 
 def reason(error: Exception) -> str:
-    """Why the database is not available, in one line. Of an error that the server reports about a statement it is the
-    name of the error, because the message may quote values.
+    """Why the database is not available, in one line. For an error that the server reports about a statement, the name
+    of the error, because its message may quote values.
     """
     cause: BaseException = error
     while cause.__cause__ is not None:

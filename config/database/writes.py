@@ -19,14 +19,14 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from config.database.protected import Key, require_key
 
 FIRST = "first"
-# Compiled statements that are kept of each kind. A model decides how many rows are inserted, so they have no end.
+# Compiled statements that are kept of each kind. Their number is not bounded: models decide how many rows are inserted.
 STATEMENTS_MAX = 256
 
 
 class Writes:
-    """Writes that happen together, inside the caller's transaction. The first ``guards`` of them happen in their order,
-    each only if the one before it found a row; all others only if the last guard did. A guard that changes a row must
-    not be followed by one that may find none. No write sees what the others write, and no two may write the same row.
+    """Writes that happen together, inside the caller's transaction. The first ``guards`` of them happen in order, each
+    only if the one before found a row; all others only if the last guard did. A guard that changes a row must not be
+    followed by one that may find none. No write sees the others' changes, and no two may write the same row.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Writes:
         self.execute(_lock(model, conditions), found)
 
     def execute(self, sql: str, values: Sequence[Any], then: Callable[[], None] | None = None) -> None:
-        """Any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it changed a row."""
+        """Add any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it changed a row."""
         if then is not None:
             self.listeners.append((len(self.statements), then))
         self.statements.append(sql)
@@ -86,7 +86,7 @@ class Writes:
 
     @classmethod
     def transaction(cls) -> AbstractContextManager[Any]:
-        """A transaction for writes that are the only ones in it: the statement itself, if they are one."""
+        """A transaction for writes that are alone in it; none is opened if they are a single statement."""
         return nullcontext() if cls.are_one_statement() else transaction.atomic()
 
     def do(self) -> int:
@@ -137,7 +137,7 @@ def update(
 def _insert(model: type[models.Model], rows: int) -> str:
     fields = _inserted_fields(model)
     columns = ", ".join(_quoted(field) for field in fields)
-    # In this form PostgreSQL does not derive the types of the values from the columns.
+    # In this form, PostgreSQL does not derive the types of the values from the columns.
     row = f"({', '.join(f'%s{_cast(field)}' for field in fields)})"
     values = ", ".join([row] * rows)
     return f"INSERT INTO {_table(model)} ({columns}) SELECT * FROM (VALUES {values}) _ WHERE true"  # noqa: S608
@@ -160,7 +160,7 @@ def _is_lock(sql: str) -> bool:
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _numbered(statements: tuple[str, ...], guards: int) -> str:
-    """All statements as one, with PostgreSQL's placeholders. Of several, the result is how many rows each changed."""
+    """All statements as one, with PostgreSQL's placeholders. If there are several, the result is the count of each."""
     text, names = statements[0], [FIRST, *(f"step_{index}" for index in range(1, len(statements)))]
     if len(statements) > 1:
         steps = []
@@ -200,7 +200,7 @@ def _inserted_fields(model: type[models.Model]) -> list[models.Field]:
 
 
 def _cast(field: models.Field) -> str:
-    """To the column type without its length: a cast to a length cuts the value, where an INSERT would fail."""
+    """A cast to the column's type without its length: a cast to a length cuts the value, where an INSERT would fail."""
     db = connections[DEFAULT_DB_ALIAS]
     return re.sub(r"\(\d+\)", "", f"::{field.db_type(db)}") if db.vendor == "postgresql" else ""
 

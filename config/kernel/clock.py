@@ -14,7 +14,7 @@ from django.utils import timezone
 
 # Seconds after which each process reads the database's clock again; in between it adds the time of its machine.
 DATABASE_CLOCK_SECONDS = 30
-# After an attempt to read the database's time, other threads do not try for this time.
+# After an attempt to read the database's time, other threads do not try for these seconds.
 RETRY_SECONDS = 5.0
 # An answer that took longer may be old: the process or the network stood still.
 ANSWER_SECONDS = 1.0
@@ -52,7 +52,7 @@ def now() -> datetime:
 
 
 def after(moment: datetime) -> datetime:
-    """The present, but after ``moment``, which another process has stored: an answer must not precede its question."""
+    """The present, but later than ``moment``, which another process has stored: answers must not precede questions."""
     return max(now(), moment + timedelta(microseconds=1))
 
 

@@ -25,9 +25,9 @@ NUMBER_MAX_CHARS = 1000
 EXPONENT_MIN, EXPONENT_MAX = -324, 308
 # The integers of a signed 64-bit column.
 INTEGER_MAX = 2**63
-# So many values are read and written within a few milliseconds, during which no other thread of the process runs.
+# This many values are read or written within a few milliseconds, during which no other thread of the process runs.
 VALUES_MAX = 50_000
-# Numbers with a larger exponent are written with it: all their digits could take fifty times the space.
+# Numbers with a larger exponent are written with the exponent: all digits could take fifty times the space.
 PLAIN_EXPONENT_MAX = 30
 
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}

@@ -1,6 +1,6 @@
 """Lease: places that a user holds for a while, such as open streams, with a limit per user over all processes.
 
-Redis counts the places; while it is away, the limit holds per process. A place of a dead process ends by itself.
+Redis counts the places; without Redis, the limit holds per process. The places of a dead process end by themselves.
 """
 
 import atexit
@@ -38,10 +38,10 @@ class Lease:
     def __init__(self, kind: str, seconds: float, refusal: str) -> None:
         self.kind, self.seconds, self.refusal = kind, seconds, refusal
         self.milliseconds = round(seconds * 1000)
-        # The places that this process has taken: its user's key, and when its lease ends by the monotonic clock.
+        # The places that this process has taken: the user's key, and when the lease ends by the monotonic clock.
         self.held: dict[str, tuple[str, float]] = {}
         self.lock = threading.Lock()
-        # Clients that were disconnected by a shutdown need their places in other processes.
+        # Clients that a shutdown has disconnected need their places in other processes.
         atexit.register(self.free_all)
 
     def take(self, user_id: int, limit: int) -> str:

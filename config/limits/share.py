@@ -1,7 +1,7 @@
 """Share: what the users of a process share, such as places for tool calls, bytes in memory and threads.
 
-A user's excess waits in the user's own line, first in, first out, and never before the work of others, or is refused at
-once. What is limited, and how much a user has, is declared where the shares are made.
+What exceeds a user's share waits in the user's own line, first in, first out, and never before the work of others, or
+it is refused at once. The limits are declared where the shares are made.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Work on an input of this size takes about as long as the change to a thread, at most a few milliseconds.
+# Work on an input of this size takes about as long as a change of threads, at most a few milliseconds.
 SHORT_INPUT = 1000
 
 
@@ -40,7 +40,7 @@ class Share:
 
     @contextlib.asynccontextmanager
     async def hold(self, user: Hashable, amount: int = 1) -> AsyncIterator[None]:
-        """Hold ``amount`` places, or all of the user's if that is fewer. Waits without a limit; a cancel ends it."""
+        """Hold ``amount`` places, at most ``per_user``. The wait has no time limit; a cancel ends it."""
         amount = min(amount, self.per_user)
         await self.take(user, amount)
         try:
@@ -60,7 +60,7 @@ class Share:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._advance(user)
-            else:  # the places were given in the moment of the cancel
+            else:  # the places came at the moment of the cancel
                 self.give_back(user, amount)
             raise
         finally:
@@ -103,8 +103,8 @@ class Share:
 
 
 class Room(Share):
-    """A number of bytes that all share. A user may take a third of what it leaves to the others: one alone takes a
-    quarter of all, and many together still leave a share for the next. For ``take_now``.
+    """A number of bytes that all users share. A user may take a third of what is then left to the others: one user
+    alone takes at most a quarter of all, and many together still leave a share for the next. Only for ``take_now``.
     """
 
     def _has_room(self, taken: int, amount: int) -> bool:
@@ -112,7 +112,7 @@ class Room(Share):
 
 
 class Held(contextlib.AbstractContextManager):
-    """The places of one user's calls, by the calls' ids. ``with`` gives back those of calls that never began."""
+    """The places of one user's calls, by call id. ``with`` gives back the places of calls that never began."""
 
     def __init__(self, share: Share, user_id: int) -> None:
         self._share, self._user_id = share, user_id
@@ -164,11 +164,11 @@ class Threads:
         return await asyncio.shield(work)
 
     async def compute(self, user_id: int, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function whose time grows with ``size``, its input's characters or bytes: at once if that is short."""
+        """Run a function whose time grows with ``size``, its input's characters or bytes: at once if it is small."""
         if size <= SHORT_INPUT:
             return function(*args, **kwargs)
         return await self.run(user_id, function, *args, **kwargs)
 
     def shutdown(self) -> None:
-        """Begin nothing more. Does not wait for the threads at work."""
+        """Begin no more work. Does not wait for busy threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)

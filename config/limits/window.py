@@ -1,6 +1,6 @@
-"""Window: so many requests a minute, exact over all processes, because Redis counts them with its own time.
+"""Window: a number of requests per minute, exact over all processes, because Redis counts them with its own time.
 
-While Redis is away, requests pass without a limit and are counted, because a limiter must not stop the API.
+While Redis is not available, requests pass and are counted, because a limiter must not stop the API.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ return answer
 
 
 class Bucket(NamedTuple):
-    """Requests that are counted together, and how many a minute are allowed. 0: any number."""
+    """Requests that are counted together, and how many per minute are allowed; 0 means any number."""
 
     name: str
     limit: int
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def charge(*buckets: Bucket) -> Verdict:
-    """Take one request from every bucket, or from none if one of them is empty."""
+    """Charge one request to every bucket, or to none if one of them has reached its limit."""
     limited = [bucket for bucket in buckets if bucket.limit]
     if not limited:
         return Verdict(True)

@@ -1,4 +1,4 @@
-"""What commands share: their users, and how far one is whose work may take minutes (on the standard error)."""
+"""What commands share: finding users, and the progress of long work on the standard error."""
 
 import time
 from collections.abc import Callable
@@ -11,9 +11,9 @@ LINE_SECONDS = 5.0
 
 
 def user_named(username: str, kind: str = "", **also: bool) -> Any:
-    """The user with these fields ``also``, of which ``kind`` is the name. Raises CommandError."""
+    """The user with this name and the fields ``also``, which ``kind`` describes. Raises CommandError."""
     users = get_user_model()._default_manager.filter(username=username, **also)
-    # No database takes NUL, or what the shell gave that is not UTF-8.
+    # Databases refuse NUL, and bytes of the shell that are not UTF-8.
     user = users.first() if username.isprintable() else None
     if user is None:
         raise CommandError(
@@ -26,7 +26,7 @@ def reason_of(text: str) -> str:
     """The text of ``--reason``. Raises CommandError."""
     if not text.strip():
         raise CommandError("--reason must not be empty.")
-    if not text.isprintable():  # the shell gave something else than UTF-8, for example
+    if not text.isprintable():  # for example bytes of the shell that are not UTF-8
         raise CommandError("--reason must be printable text.")
     return text.strip()
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from config.outbound.urls import RequestFailed
 
-# Host names that a process looks up at the same time, and how many of them for one user's tools; further ones fail.
+# The most host names that a process looks up at the same time, in all and for one user's tools; further ones fail.
 OUTBOUND_LOOKUPS_MAX = 256
 OUTBOUND_LOOKUPS_PER_USER = 64
 
@@ -62,10 +62,7 @@ def is_public(address: Address) -> bool:
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:
-    """All addresses of ``host`` from one look-up, which counts for the ``owner``, a user. Raises LookupFailed.
-    Unless ``allow_private``, raises AddressRefused if any address is not public: a name with both
-    public and private addresses is a sign of an attack.
-    """
+    """All addresses of ``host`` from one look-up, which counts for the ``owner`` (a user). Raises LookupFailed."""
     targets = await asyncio.wrap_future(_look_up(host, port, owner))
     if not allow_private and not all(is_public(_address_of(target)) for target in targets):
         raise AddressRefused(REFUSED)

@@ -1,9 +1,9 @@
-"""The outbound HTTP client: all requests to addresses that users or staff configure, webhook receivers and tools.
+"""The outbound HTTP client, for all requests to addresses that users or staff configure (webhooks, tools).
 
-It resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it
-has checked. So a second look-up cannot return a different address. It does not follow redirects and does not use
-proxies of the environment. It verifies certificates. One deadline covers look-up, connect, handshake, request and
-answer. No request is sent twice.
+It resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it has
+checked. So a second look-up cannot return a different address. It does not follow redirects and does not use proxies of
+the environment. It verifies certificates. One deadline covers look-up, connect, handshake, request and answer. No
+request is sent twice.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asen
 
 
 def prepare() -> None:
-    """Import what requests need, which takes a tenth of a second: before the first request is on an event loop."""
+    """Import what requests need. It takes a tenth of a second: call it before the first request is on an event loop."""
     from config.outbound import transport  # noqa: F401
 
 

@@ -28,19 +28,19 @@ from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
 IDLE_SECONDS = 1.0
-# Of the status line and of each of at most 128 headers of an answer.
+# The limit of the status line and of each of at most 128 headers of an answer.
 LINE_MAX_BYTES = 64 * 1024
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 CLOSE_SECONDS = 1.0
-# A step that ends later than this after its limit was not slow: the process was suspended. A busy event loop is late by
-# less.
+# If a step ends later than this after its limit, it was not slow: the process was suspended. A busy event loop is late
+# by less.
 STOOD_STILL_SECONDS = 1.0
-# Bytes of an answer that may carry nothing: heads, interim (1xx) answers, the framing of chunks and of TLS, a stream's
-# empty lines and comments. To read them costs the event loop time, so a hostile server could hold up all others. It is
-# far more than a usual answer has, and than what waits in buffers to be read.
+# Bytes of an answer that may have no content: heads, interim (1xx) answers, the framing of chunks and of TLS, empty
+# lines and comments of a stream. Reading them takes time of the event loop, so a hostile server could delay all others.
+# The limit is far more than usual answers have, and more than what waits in buffers.
 SPARE_BYTES = 256 * 1024
-# Of one read. What it holds is parsed before the event loop serves the next connection.
+# The most bytes of one read, which are parsed before the event loop serves the next connection.
 READ_BYTES = 16 * 1024
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
@@ -74,7 +74,7 @@ async def request(
 
 
 class Exchange:
-    """One request and its answer, whose body is read in parts. ``close`` in any case; it does not wait."""
+    """One request and its answer, whose body is read in parts. Call ``close`` in any case; it does not wait."""
 
     def __init__(self) -> None:
         self.owner = ""
@@ -127,7 +127,7 @@ class Exchange:
                 raise self._failure(error) from None
 
     async def parts(self, max_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes, ``complete`` or ended beyond ``max_bytes``. Raises RequestFailed if it breaks off."""
+        """The body as it arrives, until ``complete`` or over ``max_bytes``. Raises RequestFailed if it breaks off."""
         response: Any = self.response
         left = max_bytes + 1
         allowance = allowance_of(response.connection.transport if response.connection else None)
@@ -144,7 +144,7 @@ class Exchange:
 
     def close(self) -> None:
         """Abort an unfinished connection: aiohttp's ``close`` would wait for ever for a receiver that does not read."""
-        # The key of ``_used_by`` would live as long as its value referred to it.
+        # Otherwise the value in ``_used_by`` would refer to its weak key, and keep it alive.
         connection, self.connection = self.connection, None
         # aiohttp releases a connection when the whole answer has arrived: another exchange may use it already.
         if connection is not None and _used_by.get(connection) is self:
@@ -217,7 +217,7 @@ def counted_socket(target: tuple[Any, ...]) -> socket.socket:
 
 
 def allowance_of(transport: asyncio.BaseTransport | None) -> Allowance:
-    """The allowance of the present request on a connection; one that nobody spends if the connection is closed."""
+    """The allowance of the present request on a connection; an unused one if the connection is closed."""
     known = transport.get_extra_info("socket") if transport is not None else None
     found = _sockets.get(known.fileno()) if known is not None else None
     return found.allowance if found is not None else Allowance()
@@ -229,7 +229,7 @@ class CountedRequest(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
-# Of the request that the current task opens.
+# The exchange of the request that the current task opens.
 _exchange: ContextVar[Exchange] = ContextVar("exchange")
 _used_by: WeakKeyDictionary[asyncio.BaseTransport, Exchange] = WeakKeyDictionary()
 
@@ -275,7 +275,7 @@ async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
         raise RequestFailed(CLOSED_WITHOUT_ANSWER) from None
 
 
-# By event loop and (allow_private, reuse): who may not reach private addresses uses no connection of those who may.
+# By event loop and (allow_private, reuse): requests to public addresses share no connection with others.
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]]
 _sessions = WeakKeyDictionary()
 
@@ -300,7 +300,7 @@ def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
 def new_session(
     connector: aiohttp.TCPConnector, request_class: type[CountedRequest], **options: Any
 ) -> aiohttp.ClientSession:
-    """It keeps no cookies, reads no proxy of the environment and does not decompress answers."""
+    """A session that keeps no cookies, reads no proxy from the environment and does not decompress answers."""
     return aiohttp.ClientSession(
         connector=connector,
         request_class=request_class,

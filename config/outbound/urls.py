@@ -1,4 +1,4 @@
-"""The URL of a request, read for the check and for the connection alike, and the request's answer or error."""
+"""The URL of a request, parsed in one way for the check and for the connection, and the request's answer or error."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# A server may redirect to any address. To read a very long one would hold up the event loop.
+# A server may redirect to any address; reading a very long one would block the event loop.
 URL_MAX_CHARS = 8 * 1024
 
 
@@ -53,7 +53,7 @@ def parse(url: str, https_only: bool) -> Url:
 
 
 def same_server(first: str, second: str) -> bool:
-    """Whether both URLs have the same scheme, host and port: what was meant for one server must not go to another."""
+    """Whether both URLs have the same scheme, host and port: secrets for one server must not go to another."""
     try:
         one, other = parse(first, False), parse(second, False)
     except ValueError:

@@ -12,7 +12,7 @@ from config.database.retry import attempt, is_unavailable, outage
 from config.kernel import clock
 from config.telemetry import metrics
 
-# A process does not try again for this time to process a row that failed.
+# For this time, a process does not try a row that failed again.
 HOUSEKEEPING_RETRY_SECONDS = 60
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def each_batch(
 
 
 def stages(job: str, *works: Callable[[], int]) -> int:
-    """The sum of ``works``. One that raises is logged, counted, and the others follow unless the database is away."""
+    """The sum of ``works``. If one raises, it is logged and counted, and the others follow, except in an outage."""
     done = 0
     for work in works:
         try:

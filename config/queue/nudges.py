@@ -1,6 +1,6 @@
 """Nudges: task messages that tell a worker to look at some ids now.
 
-A lost nudge delays work but loses none, because a sweep finds all due work. A nudge must not contain data except ids.
+A lost nudge only delays work, because a sweep finds all due work. A nudge contains no data except ids.
 """
 
 import logging
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps find what they announced.")
 
-# A single nudge is sent at once. After it, further nudges wait and are sent in one message: for this time for each
-# nudge of the last message, up to a limit. So few nudges hardly wait, and many are sent in few messages.
+# A single nudge is sent at once. Further nudges after it wait and are sent in one message: the wait is this time for
+# each nudge of the last message, up to a limit. So few nudges hardly wait, and many need few messages.
 GATHER_SECONDS_PER_NUDGE = 0.005
 GATHER_SECONDS = 0.02
 # Few enough that several workers share a burst evenly.

@@ -1,4 +1,4 @@
-"""Redis messages that tell processes with open streams which runs have new events. One may be lost: they also query."""
+"""Redis messages that name runs with new events to processes with open streams, which also query: one may be lost."""
 
 from urllib.parse import urlsplit
 
@@ -8,13 +8,13 @@ from django.db import transaction
 from config import redis
 from config.queue.publisher import Source
 
-# While no process listens, fewer messages are sent.
+# Seconds between two messages. The second value applies while no process listens.
 GATHER_SECONDS = 0.01
 IDLE_GATHER_SECONDS = 0.1
 
 
 def channel(url: str) -> str:
-    """The channel of this service, with its database's number: a message of Redis reaches all databases of a server."""
+    """The channel of this service, with its database number: a message of Redis reaches all databases of a server."""
     return f"run-events:{urlsplit(url).path.strip('/')}"
 
 

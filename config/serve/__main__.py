@@ -17,10 +17,10 @@ from config.outbound.loop import raise_open_file_limit
 
 # One connection takes 26 KiB, and up to HEAD_MAX_BYTES while a head arrives.
 CONNECTIONS_MAX = 16_384
-# Of the process's open files, the other quarter is for databases, brokers, stored files and bodies that arrive.
+# The part of the process's open files for connections; the rest is for databases, brokers, stored files and bodies.
 CONNECTIONS_SHARE = 3 / 4
 HEAD_MAX_BYTES = 128 * 1024
-# For a head to arrive, and for an idle connection. The proxy in front must close its idle connections earlier.
+# The time for a head to arrive, and for an idle connection. The proxy in front must close idle connections earlier.
 HEAD_SECONDS = 30
 BACKLOG = 2048
 
@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--host", default="0.0.0.0")  # noqa: S104  (for containers; make run gives another one)
     parser.add_argument("--workers", type=int, default=settings.WEB_WORKERS, help="processes")
     options = parser.parse_args()
-    # Not in each process, because the server starts those that end again, for a minute.
+    # Checked here and not in each process: the server would restart processes that end, for a minute.
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     checks.require_valid_settings()
     raise_open_file_limit()
-    # Until a worker has handlers of its own, a signal ends it. It has copies of its parent's, which do nothing in it.
+    # Until a worker has its own handlers, a signal must end it: the inherited ones do nothing in it.
     os.register_at_fork(after_in_child=end_on_signals)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = Granian(

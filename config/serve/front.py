@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-# How long the rest of an unused body is read: a client that still sends loses the answer of a reset connection.
+# How long the rest of an unused body is read: if the connection is reset, a client that still sends loses the answer.
 DRAIN_SECONDS = 2.0
 # Larger answers are sent in parts of this size, as the client reads them.
 PART_BYTES = 64 * 1024
-# Of all answers larger than PART_BYTES that are not sent yet.
+# The most bytes of all answers larger than PART_BYTES that are not sent yet.
 UNSENT_MAX_BYTES = 128 * 1024 * 1024
 PARENT_SECONDS = 1.0
-# Files are read in parts of a size that is worth a change of threads.
+# Files are read in parts that are large enough for a change of threads.
 FileResponse.block_size = PART_BYTES
 
 
@@ -50,7 +50,7 @@ class Parts:
     def __init__(self, threads: ThreadPoolExecutor, response: Any) -> None:
         self.threads, self.response, self.parts = threads, response, iter(response)
         self.left = False
-        # Of the thread that made the answer, with the request's id.
+        # Runs functions in the context of the thread that made the answer, which has the request's id.
         self.run: Callable[..., Any] = contextvars.copy_context().run
 
     async def next(self) -> bytes | None:
@@ -104,7 +104,7 @@ class Front:
 
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        # The server has its own handler of both signals already, and waits until all connections are closed.
+        # The server already has handlers for both signals, and waits until all connections are closed.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
         task = asyncio.create_task(self.watch_parent())
         await send({"type": "lifespan.startup.complete"})
@@ -136,8 +136,8 @@ class Front:
         async with requests.arrived(environ, receive, self.bodies) as rest:
             answer = await asyncio.get_running_loop().run_in_executor(self.threads, self.call, environ)
         if chunked:
-            # With a Content-Length beside it, which this server ignores, a proxy in front may see another end of the
-            # body: nothing that follows on the connection is taken for a request (RFC 9112, section 6.3).
+            # This server ignores a Content-Length beside it, so a proxy in front may see another end of the body:
+            # nothing that follows on the connection is taken for a request (RFC 9112, section 6.3).
             answer.headers.append(("Connection", "close"))
         if answer.parts or answer.live:
             await self.send_body(answer, receive, send)
@@ -150,7 +150,7 @@ class Front:
             await drain(receive)
 
     def call(self, environ: dict[str, Any]) -> Answer:
-        """Django's answer. Works on a thread."""
+        """Django's answer. Runs on a thread."""
         started: list[Any] = []
         try:
             response = self.django(environ, lambda *given: started.extend(given))
@@ -158,7 +158,7 @@ class Front:
             if KEY in environ and status == 200:
                 close(response)
                 return Answer(status, headers, live=environ[KEY])
-            # A response that a library wraps and that does not say that it is whole may never end.
+            # A response that a library has wrapped, and that is not known to be whole, may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
                 body = Parts(self.threads, response)
                 return Answer(status, headers, next(body.parts, b""), body)
@@ -172,7 +172,7 @@ class Front:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     async def send_large(self, answer: Answer, environ: dict[str, Any], send: Send) -> None:
-        """An answer of which the system holds a part. The unsent bytes of a credential have a limit."""
+        """Send a large answer in parts. The unsent bytes of each credential or address are limited."""
         client = environ.get("HTTP_AUTHORIZATION") or requests.address_of(environ)
         size, view = len(answer.content), memoryview(answer.content)
         if not self.unsent.take_now(client, size):

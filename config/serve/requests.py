@@ -1,4 +1,4 @@
-"""What a request brings: the WSGI environment that Django gets, and a body that is bounded while it arrives."""
+"""The parts of a request: the WSGI environment for Django, and a body that is bounded while it arrives."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 HEADER_MAX_BYTES = 16 * 1024  # a session token may have 16 KiB
 # The part of a body that is kept in memory while it arrives. The rest is in a temporary file.
 SPOOL_BYTES = 16 * 1024
-# Of all bodies that have begun to arrive and are not answered.
+# The most bytes of all bodies that have begun to arrive and are not answered.
 BODIES_MAX_BYTES = max(256 * 1024 * 1024, 8 * settings.ATTACHMENT_MAX_BYTES)
-# Of the process's limit of open files, bodies in files may take an eighth.
+# Bodies in files may take this part (an eighth) of the process's limit of open files.
 BODY_FILES_SHARE = 8
-# The time of a body, which each such number of bytes that have arrived extends by a second, and its limit.
+# The time limit of a body, by how many arrived bytes it grows by a second, and its maximum.
 BODY_SECONDS = 15.0
 BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 1024, 600.0
-# The limits of bodies, by the beginning of the path; of all others API_MAX_BODY_BYTES.
+# The limits of bodies, by the beginning of the path; for all others API_MAX_BODY_BYTES.
 LIMITS = {
     "/uploads/": settings.ATTACHMENT_MAX_BYTES,
     "/api/callbacks/": max(settings.API_MAX_BODY_BYTES, settings.TOOL_ANSWER_MAX_BYTES),
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 def body_file_bytes() -> int:
-    """What a body in a file counts for beside its size, so that the bodies' files are few enough."""
+    """The bytes that a body in a file counts beside its size, so that there are not too many such files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return BODIES_MAX_BYTES * BODY_FILES_SHARE // files
 
@@ -51,7 +51,7 @@ def body_limit(path: str) -> int:
 
 
 def environment(scope: dict[str, Any]) -> dict[str, Any]:
-    """What Django reads of the WSGI environment. The addresses are the socket's. Raises Refused."""
+    """The WSGI environment that Django reads. The addresses are those of the socket. Raises Refused."""
     environ = {
         "wsgi.url_scheme": "http",  # Django reads the scheme, with TRUST_FORWARDED_PROTO
         "wsgi.input": io.BytesIO(),
@@ -80,8 +80,8 @@ def environment(scope: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> AsyncIterator[bool]:
-    """Read the body into ``wsgi.input``, until the block ends. Yields whether a part of it is not read, because it is
-    larger than any view accepts: nothing, if it announces such a length. Raises Refused.
+    """Read the body into ``wsgi.input``, which is open until the block ends. Yields whether a part of the body is left
+    unread, because it is larger than any view accepts; if its announced length is, nothing is read. Raises Refused.
     """
     coding = environ.pop("HTTP_TRANSFER_ENCODING", None)
     if coding is not None and coding.lower() != "chunked":

@@ -1,5 +1,5 @@
-"""Actions of staff on rows: a form, if there is one, a page to confirm, the service that the API calls too, a log entry
-in its transaction. Each row has a transaction of its own.
+"""Actions of staff on rows: an optional form, a confirmation page, the service function that the API also calls, and a
+log entry in the same transaction. Each row has its own transaction.
 """
 
 import uuid
@@ -24,7 +24,7 @@ from unfold.enums import ActionVariant
 from config.kernel.errors import DomainError
 from config.staff.base import StaffAdmin
 
-# Rows of one request; each is a transaction.
+# The most rows of one request.
 OBJECTS_MAX = 100
 
 
@@ -39,13 +39,13 @@ class ActionForm(forms.Form):
         self.target = target
 
     def facts(self) -> list[tuple[str, str]]:
-        """(label, value) of what one needs to know; of a form that is filled in, also what will follow."""
+        """(label, value) of what staff need to know; for a form that is filled in, also what will follow."""
         return []
 
 
 @dataclass(frozen=True)
 class Did:
-    """What an action has changed, for the log, unless it is ``logged``. ``answer``: in place of the row's page."""
+    """What an action has changed, for the log, if not ``logged`` already. ``answer`` replaces the row's page."""
 
     row: Model
     text: str
@@ -56,7 +56,7 @@ class Did:
 @dataclass(frozen=True)
 class Action:
     """``apply`` (request, row or None, cleaned data) makes the change. It returns None if there was nothing to do, and
-    raises DomainError to refuse. ``about``: "one" row, "some" rows of the list or one, or "none" for a new row.
+    raises DomainError to refuse. ``about``: "one" row, "some" rows of the list or one row, or "none" (a new row).
     """
 
     name: str
@@ -68,9 +68,9 @@ class Action:
     about: str = "some"
     icon: str = ""
     danger: bool = False
-    # False: it consists of steps, each with a transaction of its own.
+    # False: it has several steps, each with its own transaction.
     atomic: bool = True
-    # Whether a row can be changed so, and its page offers the action: a finished run cannot be cancelled.
+    # Whether a row's page offers the action: a finished run, for example, cannot be cancelled.
     offered: Callable[[Any], bool] = lambda row: True
 
     def button(self, link: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class WithActions(StaffAdmin):
         ]
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
-        """Those of the list; Django calls the function, and the later steps use the action's own address."""
+        """The actions of the list. Django calls the function; the later steps use the action's own address."""
 
         def chosen(action: Action, model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse:
             return self.ask(request, action, list(rows[:OBJECTS_MAX]))
@@ -156,7 +156,7 @@ class WithActions(StaffAdmin):
     def ask(
         self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None = None
     ) -> HttpResponse:
-        """The form; if there is none, or it is filled in, the confirmation."""
+        """Show the form, or the confirmation if there is no form or if it is filled in."""
         form = form or action.form_of(rows)
         context = {"action": action, "rows": rows, "form": form, "confirm": form is None or form.is_valid()}
         context |= {"nonce": uuid.uuid4().hex, "checkbox": ACTION_CHECKBOX_NAME, "target": self.url("do", action.name)}
@@ -166,7 +166,7 @@ class WithActions(StaffAdmin):
     def do(self, request: HttpRequest, action: Action, rows: list[Any], form: ActionForm | None) -> HttpResponseBase:
         done = []
         for row in rows or [None]:
-            # It may have ended while the confirmation page was open. A form says itself why it refuses.
+            # The row may have changed while the confirmation page was open. If there is a form, it says why it refuses.
             if row is not None and form is None and not action.offered(row):
                 continue
             try:

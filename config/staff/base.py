@@ -53,9 +53,9 @@ class ReadOnly:
 
 
 class StaffAdmin(ModelAdmin):
-    """A list in the order of creation, newest first: by ids, whose index gives the order. Searches use indexed columns
-    only. Only the fields of ``list_filter`` and ``url_lookups`` can be filtered by: any other filter would let staff
-    guess hidden values letter by letter.
+    """A list in the order of creation, newest first, by the index of the ids. Searches only use indexed columns. Only
+    the fields of ``list_filter`` and ``url_lookups`` can be filters: others would let staff guess hidden values letter
+    by letter.
     """
 
     ordering: ClassVar[Any] = ("-pk",)
@@ -64,19 +64,19 @@ class StaffAdmin(ModelAdmin):
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
     sortable_by: Any = ()
-    # Django shows the search field if there are any.
+    # If this is not empty, Django shows the search field.
     search_fields: ClassVar[Any] = ("pk",)
     list_fullwidth = True
     list_filter_sheet = True
     list_disable_select_all = True
-    # What a list says that has no rows yet.
+    # The text of a list without rows.
     empty_text: ClassVar[str] = ""
     empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
     # Columns with secrets or the content of users, which are not even read.
     unread: ClassVar[tuple[str, ...]] = ()
-    # Fields that a search looks for an id in, by the id's prefix; besides the primary key.
+    # By an id's prefix, the field in which a search looks for the id; besides the primary key.
     id_fields: ClassVar[dict[str, str]] = {}
 
     def find(self, word: str) -> Q:
@@ -143,7 +143,7 @@ class StaffAdmin(ModelAdmin):
         return row
 
     def page(self, request: HttpRequest, template: str, title: str, row: Any = None, **context: Any) -> HttpResponse:
-        """A page of the list's own, or of a row's; ``back`` leads there."""
+        """A page that belongs to the list or to a row, to which ``back`` leads."""
         back = self.home(row) if row else self.url("changelist")
         common = self.admin_site.each_context(request) | {"opts": self.opts, "title": title, "back": back}
         subject = {"original": row, "subtitle": row} if row else {}
@@ -202,7 +202,7 @@ def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> l
 
 
 def id_link(model: type[Model], key: str) -> str:
-    """A link to the row. Its text leaves out the time and half the rest of the id, which would fill the list."""
+    """A link to the row. Its text leaves out the middle of the id, which would fill the list."""
     prefix, mark, rest = key.rpartition("_")
     return format_html('<a href="{}" title="{}">{}</a>', page_of(model, key), key, f"{prefix}{mark}…{rest[-6:]}")
 
@@ -303,7 +303,7 @@ def status_column(statuses: type[StatusChoices]) -> Any:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a primary key that each database holds."""
+    """Whether ``text`` is a number that can be a primary key in each database."""
     return text.isascii() and text.isdigit() and len(text) < 10
 
 

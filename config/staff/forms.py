@@ -41,7 +41,7 @@ class CreditsField(forms.CharField):
 
 
 class ObjectField(forms.JSONField):
-    """A JSON object that passes the API's strict reader (``jsontext.parse_object``), or nothing: an empty one."""
+    """A JSON object that passes the API's strict reader (``jsontext.parse_object``); nothing means an empty one."""
 
     widget = UnfoldAdminTextareaWidget
 

@@ -20,7 +20,7 @@ BEGUN_AT = "begun_at"
 
 
 class CountingHandler(AxesDatabaseHandler):
-    """Counts an attempt before its password is checked, so that concurrent attempts check no more wrong ones."""
+    """Counts an attempt before its password is checked, so that concurrent attempts cannot try more passwords."""
 
     def is_allowed(self, request: Any, credentials: dict[str, Any] | None = None) -> bool:
         if not super().is_allowed(request, credentials):
@@ -58,7 +58,7 @@ def locked(request: HttpRequest, response: HttpResponse | None = None, credentia
 
 
 class SessionAgeMiddleware(Middleware):
-    """For pages only: after Django's middleware for sessions and users. A session begins with its first request."""
+    """Ends old sessions of staff. For pages only, after Django's middleware for sessions and users."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         if request.path_info.startswith("/admin/") and request.user.is_authenticated:

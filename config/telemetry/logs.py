@@ -40,7 +40,7 @@ class ContextFilter(logging.Filter):
 
 
 class OnceAMinute(logging.Filter):
-    """Lets one line of a kind (logger and text without its values) of these loggers through in REPEAT_SECONDS."""
+    """Lets through one line of each kind (logger and text without values) of these loggers in REPEAT_SECONDS."""
 
     def __init__(self, loggers: Collection[str]) -> None:
         super().__init__()

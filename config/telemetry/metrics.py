@@ -29,7 +29,7 @@ PREFIX = "agents_"
 # In Redis: the names of the processes, the text of each, and the latest values by metric and labels.
 PROCESSES, TEXT, LATEST = "metrics:processes", "metrics:process:", "metrics:latest"
 SEPARATOR = "\t"
-# A process without a report for this time, beside METRICS_FLUSH_SECONDS, has ended.
+# A process that sends no report for this time plus METRICS_FLUSH_SECONDS has ended.
 PROCESS_SECONDS = 60
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -57,7 +57,7 @@ def exposition(families: Iterable[Any]) -> str:
 
 
 class Reporter:
-    """Writes the metrics of this process to Redis, from the first use of one until the process ends."""
+    """Writes the metrics of this process to Redis, from the first use of a metric until the process ends."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -71,7 +71,7 @@ class Reporter:
             self.request()
 
     def report(self) -> bool:
-        """False if Redis failed. The next report has everything again."""
+        """Send a report. False if Redis failed; the next report has everything again."""
         name, latest = this_process(), dict(self.latest)
         try:
             with redis_client() as client, client.pipeline() as pipeline:
@@ -116,7 +116,7 @@ class Counter(Metric):
     kind = prometheus_client.Counter
 
     def create(self, *labels: str) -> None:
-        """Show it as 0 from now on: Prometheus sees no increase in the first value of a series."""
+        """Show the series as 0 from now on: Prometheus sees no increase in the first value of a series."""
         self.metric.labels(*labels)
 
     def inc(self, *labels: str, by: float = 1.0) -> None:

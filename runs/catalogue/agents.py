@@ -42,8 +42,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
     if problems := problems_of(name, shown, version):
         raise serializers.ValidationError(problems)
     with transaction.atomic():
-        # Two callers may create the agent at the same time: then there is one row, and its lock gives each version its
-        # own number.
+        # If two callers create the agent at the same time, there is one row; its lock gives each version its number.
         Agent.objects.get_or_create(name=name, defaults=shown)
         agent = _lock(name)
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()

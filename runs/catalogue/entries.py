@@ -75,8 +75,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     }
     serializer_choice_field = OneOf
     default_error_messages: ClassVar = {"invalid": "It must be a mapping."}
-    # The columns of addresses that may have variables. A second column, ``…_source``, stores the file's own text of the
-    # address.
+    # The columns of addresses that may have variables. A column ``…_source`` stores the file's text of the address.
     addresses: ClassVar[tuple[str, ...]] = ()
     # The prefix of the names of variables.
     prefix: ClassVar[str] = ""

@@ -169,8 +169,7 @@ async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | Non
         return begun
     if call.id not in session.uncertain or (call.repeatable and call.name in session.tools()):
         return call
-    # The outcome of a task of an MCP server cannot be asked for without the task's id, and the lost worker may have had
-    # no id.
+    # The outcome of an MCP server's task cannot be asked for without its id, which may be lost with the worker.
     if call.park_seconds is not None and call.node_type != MCP:
         await session.step(lifecycle.park_call, call, Parked())
         return None

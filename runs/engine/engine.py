@@ -23,14 +23,12 @@ from runs.models import Run, RunStatus, Worker
 
 logger = logging.getLogger(__name__)
 
-# The time to hand over the runs that did not end in the grace time. Both times together are under 30 s, after which
-# platforms kill the process.
+# The time to hand runs over after the grace time. Both together are under 30 s, after which platforms kill.
 CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
 # After these interruptions, the run's task makes further steps.
 RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
-# The longest time for which a thread that computes for a tool keeps the interpreter from the event loop
-# (docs/decisions/0018).
+# How long a thread that computes for a tool can keep the interpreter from the event loop (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 
 
@@ -42,8 +40,7 @@ class Engine:
         # A run has a task before it is claimed, and a session after the claim.
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.sessions: dict[str, Session] = {}
-        # Runs that were offered while their task was about to end, for example a parked run whose last outcome came at
-        # once.
+        # Runs that were offered while their task was about to end, such as a parked run with an outcome at once.
         self.offered_again: set[str] = set()
         self.loop = asyncio.new_event_loop()
         self.contacts = Contacts(self.process, self.loop)

@@ -116,8 +116,7 @@ class Heartbeat(threading.Thread):
             return
         # Another process has noticed that the lease had expired, and has released the runs.
         logger.warning("this worker's lease was lost; its %d runs continue elsewhere", len(self.run_ids))
-        # The new lease begins only after all runs of the old lease are dropped; otherwise it would seem to cover them,
-        # too.
+        # The new lease begins after all runs of the old one are dropped: otherwise it would seem to cover them.
         self.process.lease_until = 0.0
         self.drop_all()
         if not self.stopped.is_set():
@@ -139,8 +138,7 @@ class Heartbeat(threading.Thread):
             moment, now = clock.now(), clock.steady()
             if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
-            # ``moment`` was read before: if this process is suspended now, the other workers were not late at
-            # ``moment``.
+            # ``moment`` is read first: a suspension of this process from here on must not make the others late.
             return lifecycle.reap_workers(self._step_seconds, moment)
 
         jobs.stages("sweep-runs", reap_workers)

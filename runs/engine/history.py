@@ -36,8 +36,7 @@ from runs.tools import base
 # Most earlier runs of the chat that the model receives.
 RUN_HISTORY_RUNS = 50
 
-# English text has about four bytes for each token; the higher number makes sure that enough text for the window is
-# read.
+# English has about four bytes for each token. With five, more text is read than a window usually holds.
 WINDOW_BYTES_PER_TOKEN = 5
 
 

@@ -110,8 +110,7 @@ class Process:
         self.draining = False
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
         self.credit_line = CreditLine(leaving=lambda: self.draining)
-        # The sessions with streamed text that is not written yet; and of these, the sessions whose turn has shown no
-        # text yet.
+        # The sessions with unwritten streamed text, and those of them whose turn has shown no text yet.
         self.unwritten, self.begun = Gathered(), Gathered()
         # Each user's share of the database threads; it exists while a step of the user needs it.
         self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()

@@ -56,8 +56,7 @@ async def try_turn(session: Session) -> None:
         if plan is None:
             return
         async with contextlib.AsyncExitStack() as held:
-            # Before the place is taken: a run that waits for its user's share of the memory must not take a place from
-            # other users.
+            # Before the place is taken: a run that waits for its user's memory must not block other users.
             request = await with_files(session, request_of(session, plan), held)
             place = session.process.model_places.hold(model.server, session.run.user_id)
             may_begin = await held.enter_async_context(place)

@@ -80,8 +80,7 @@ class Rendering(ABC):
         self.begun = False
         self.over = False
         self.has_ended = False
-        # The number of turns that showed something. ``calls_of``: the turn index of the last turn's calls; None if it
-        # has no calls.
+        # The number of turns that showed something. ``calls_of``: the turn index of the last one's calls, or None.
         self.turn = 0
         self.calls_of: int | None = None
         # Characters of the message so far, and how many of them belong to earlier turns.

@@ -38,8 +38,7 @@ _next_look = float("-inf")
 LOOK_PAUSE = 50
 LOOK_PAUSE_SECONDS = 10.0
 
-# Running runs that lost their worker, and parked runs that may resume. Other running runs without a worker have no
-# ``due_at``.
+# Running runs that lost their worker, and parked runs that may resume. Other parked runs have no ``due_at``.
 LEFT = Q(status=RunStatus.RUNNING, worker_id=None, due_at__isnull=False)
 CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (LEFT & Q(throttled=False))
 

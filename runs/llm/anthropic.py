@@ -23,8 +23,7 @@ EFFORTS = {"minimal": "low"}
 class AnthropicTurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         super().__init__(request, secrets)
-        # A call's input in the start of its block: usually empty, but some servers send all of it there, with no part
-        # after it.
+        # A call's input in the start of its block: usually empty; some servers send all of it there.
         self._inputs: dict[Any, str] = {}
         self._thinking: dict[Any, dict[str, Any]] = {}
 

@@ -301,8 +301,7 @@ class HttpModel(ABC):
                 async for text in self._texts(response, reader, deadlines):
                     yield TextDelta(text)
                 if reader.ended:
-                    # A connection is used again after its end was read. Now, because the caller may stop after the last
-                    # event.
+                    # Lets the connection be used again. Before the last event, because the caller may stop there.
                     await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event

@@ -136,8 +136,7 @@ class ResponsesModel(HttpModel):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        # The models that have refused to include encrypted reasoning: behind Azure and proxies, a model's name does not
-        # show it.
+        # The models that have refused encrypted reasoning: behind Azure and proxies, names do not show which.
         self.plain_models: set[str] = set()
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:

@@ -195,8 +195,7 @@ class ToolInvocation(ProtectedModel):
     awaiting = models.CharField(max_length=6, choices=Awaiting.choices, null=True)
     expires_at = models.DateTimeField(null=True)
     progress = JSONTextField(null=True)
-    # When the tool's server is asked about the open call or told of its end; how often that was done; and why the call
-    # ended.
+    # When the tool's server is asked about the open call or told of its end; how often it was; why the call ended.
     contact_at = models.DateTimeField(null=True)
     contacts = models.PositiveIntegerField(default=0)
     end_reason = models.CharField(max_length=20, default="")

@@ -178,8 +178,7 @@ class Hub:
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            # In an empty context: otherwise these tasks would log under the id of the request that opened the first
-            # stream.
+            # In an empty context: otherwise they would log the id of the request that opened the first stream.
             loop.create_task(self._keep_up(work), context=contextvars.Context())
             for work in (self._listen, self._fetch, self._look, self._check, self._keep_places)
         ]

@@ -144,8 +144,7 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
             process.communicate()
         if line:
             return {kind: clean_text(text) for kind, text in json.loads(line).items()}
-        # Either the timer has ended the process, or the library did when no memory was left. A process that was kept
-        # may have ended before.
+        # The timer has ended the process, or the library did without memory. A kept process may have ended before.
         if process.returncode == -signal.SIGPROF or (is_new and process.returncode == -signal.SIGABRT):
             return {TOO_COSTLY: "its check against the schema takes too long. Make it much shorter."}
         if is_new:

@@ -21,8 +21,7 @@ from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, V
 
 MESSAGE_MAX_CHARS = 400
 PATH_MAX_CHARS = 200
-# The address space of the process. The interpreter and the library take 20 MiB of it; it also holds the compiled
-# schemas.
+# The process's address space, for the interpreter and the library (20 MiB) and the compiled schemas.
 MEMORY_MAX_BYTES = 256 * 1024 * 1024
 SCHEMAS_KEPT = 32
 # The memory of a compiled `pattern`; a schema with a larger pattern is refused when the tool is saved.

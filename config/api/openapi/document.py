@@ -44,7 +44,7 @@ def described(kind: str) -> dict[str, Any]:
 
 @cache
 def errors() -> dict[int, dict[str, DomainError]]:
-    """An example of each error by status and code. The shared code of a status comes first."""
+    """An example of each error, by status and code. The shared code of a status comes first."""
     found: dict[int, dict[str, DomainError]] = {status: {kind.code: kind()} for status, kind in BY_STATUS.items()}
     for error in (import_string(name)(**given) for name, given in described("errors").items()):
         found.setdefault(error.status, {})[error.code] = error
@@ -89,7 +89,7 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
 
 
 def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> None:
-    """Say that a body has no other fields, and that it is required if one of its fields is, or if it ``needs_any``."""
+    """State that a body has no other fields, and that it is required if one of its fields is, or if ``needs_any``."""
 
     def resolve(schema: dict[str, Any]) -> dict[str, Any]:
         return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
@@ -108,7 +108,7 @@ def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> Non
 
 
 def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Put the operation's summary, examples and headers in."""
+    """Add the operation's summary, examples and headers."""
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
     if "takes" in known:
         operation["requestBody"] = {"content": {"application/json": {"schema": known["takes"]}}}
@@ -128,7 +128,7 @@ def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str
 
 
 def with_nulls(example: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """The example with all fields of its schema, in order. Those without a value are null."""
+    """The example with all fields of its schema, in order. Fields without a value are null."""
     schema = next((option for option in schema.get("oneOf", ()) if "$ref" in option), schema)
     if "$ref" in schema:
         schema = schemas[schema["$ref"].rpartition("/")[2]]

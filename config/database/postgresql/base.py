@@ -1,5 +1,5 @@
-"""Django's backend for PostgreSQL, with connections that wait a limited time for each answer and plans that survive
-migrations. An error after which only a new connection works closes it, and is an OperationalError like a lost one.
+"""Django's backend for PostgreSQL, with connections that wait a limited time for each answer, and plans that survive
+migrations. An error that only a new connection cures closes the connection and becomes an OperationalError.
 """
 
 from typing import Any, TypeVar
@@ -44,8 +44,8 @@ class Connection(psycopg.Connection[Any]):
 class Cursor(base.ServerBindingCursor):
     """Prepares only statements that are declared ``stable``: the types of their result never change.
 
-    PostgreSQL makes a new plan of a prepared statement when a migration changes a table. If the types of the result
-    change, it refuses the statement instead, on each connection that has prepared it.
+    PostgreSQL makes a new plan for a prepared statement when a migration changes a table. But if the types of the
+    result change, it refuses the statement on each connection that has prepared it.
     """
 
     stable = False
@@ -66,8 +66,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
     ops_class = DatabaseOperations
 
     def raw_cursor(self) -> CursorWrapper:
-        """A cursor for ``stable`` statements with PostgreSQL's own placeholders, such as $1. psycopg parses others in
-        Python, and at each execution if they have more than 50.
+        """A cursor for ``stable`` statements with PostgreSQL's own placeholders, such as $1. psycopg parses other
+        placeholders in Python, and if there are more than 50, at each execution.
         """
         self.validate_thread_sharing()
         self.close_if_health_check_failed()

@@ -19,12 +19,12 @@ Other limits and intervals are constants beside the code that uses them.
 This page is generated from [config/settings.py](../config/settings.py). To change it, change the
 declaration or the `#:` comment above the declaration, and run `make docs`.
 """
-# Those that nearly every deployment sets come first.
+# The variables that nearly every deployment sets come first.
 COMMON = (
     "DATABASE_URL", "REDIS_URL", "SECRET_KEY", "ENCRYPTION_KEYS", "BASE_URL", "ALLOWED_HOSTS", "TRUST_FORWARDED_PROTO",
     "TRUSTED_PROXIES", "SESSION_ISSUER", "SESSION_AUDIENCE", "SESSION_JWKS_URL", "SIGNUP_CREDITS", "METRICS_TOKEN",
 )  # fmt: skip
-# A section's title, and in a section the comment of a variable and its name.
+# A section's title; within a section, a comment, and the comment of a variable with its name.
 SECTION = re.compile(r"^# --- (.+?)(?: \(.+\))? -+$", re.MULTILINE)
 COMMENT = re.compile(r"#: (.+)")
 DESCRIBED = re.compile(r"((?:^ *#: .+\n)+).*\bENV\.\w+\(\s*\"(\w+)\"", re.MULTILINE)

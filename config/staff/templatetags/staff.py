@@ -16,7 +16,7 @@ SUPERUSERS_NAMED = 3
 
 @register.filter
 def with_main(page: str) -> str:
-    """Unfold's page, which is safe, with a landmark: ``#main`` is its last but one element."""
+    """Unfold's page, which is safe HTML, with a landmark: ``#main`` is its last element but one."""
     inside, after, end = page.replace('<div id="main"', '<main id="main"', 1).rsplit("</div>", 2)
     return mark_safe(f"{inside}</main>{after}</div>{end}")  # noqa: S308
 
@@ -32,7 +32,7 @@ def heading(part: dict[str, Any]) -> str:
 
 @register.simple_tag
 def superusers() -> list[str]:
-    """The names of some, who can give other staff a role."""
+    """The names of some superusers, who can give roles to other staff."""
     users = get_user_model()._default_manager.filter(is_superuser=True, is_active=True).order_by("pk")
     return [user.get_username() for user in users[:SUPERUSERS_NAMED]]
 

@@ -61,8 +61,7 @@ SMALLER_TIMES = 3
 # The most characters of each result that a summary reads, if the runs are longer than it can read.
 RESULT_CHARS = 2000
 TOO_LONG = FailureReason.CONTEXT_TOO_LONG
-# Failures that the same runs of the chat would cause again. After any other failure, a later run tries the summary
-# again.
+# Failures that the same runs would cause again. After any other failure, a later run tries the summary again.
 SAME_AGAIN = {
     TOO_LONG,
     FailureReason.REQUEST_REFUSED,

@@ -36,8 +36,7 @@ BYTES_PER_TOKEN_MAX = 8
 # Parts of the room for a request: above FULL the transcript is shortened, to SHORTENED.
 FULL = 0.8
 SHORTENED = 0.5
-# If the run alone fills the window, results that the model has not seen yet are cut to the longest of these lengths
-# that fits.
+# If the run alone fills the window, results that the model has not seen are cut to the longest of these that fits.
 RESULT_CHARS = [500 << power for power in range(8, -1, -1)]
 
 
@@ -119,8 +118,7 @@ class Plan:
         """
         earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
         if len(earlier) > most:
-            # A quarter more than necessary is left out, so that the transcript does not begin with another run at each
-            # request.
+            # A quarter more than necessary, so that not every request begins with another run.
             return Step(CompactionKind.LEFT_OUT, self._without(len(earlier) - (most - most // 4)))
         most = room(self.model) if limit is None else limit
         full, wanted = (int(most * FULL), int(most * SHORTENED)) if limit is None else (limit, limit)

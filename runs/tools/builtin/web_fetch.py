@@ -44,8 +44,7 @@ _BLOCKS = frozenset(_BLOCK_NAMES.split())
 # What is not text: a comment, a declaration, a silent element up to its end tag, and any other tag. Markup without an
 # end reaches to the end of the page, so no part of the page is read more than twice.
 _MARKUP = re.compile(
-    # The character after "<" is checked first: otherwise a page of only "<" holds the interpreter's lock for half a
-    # second.
+    # The character after "<" is checked first: a page of only "<" would hold the interpreter for half a second.
     r"<(?=[!?a-z]|/[a-z])(?:!--.*?(?:-->|\Z)|[!?][^>]*>?"
     rf"|({_SILENT})(?![a-z0-9])[^>]*(?<!/)>.*?(?=</\1(?![a-z0-9])|\Z)"
     r"|/?([a-z][a-z0-9]*)[^>]*>?)",

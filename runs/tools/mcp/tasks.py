@@ -54,8 +54,7 @@ CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {E
 
 # Limits of the server's `pollIntervalMs`.
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0
-# Without `pollIntervalMs`, and while the server does not answer, each interval is twice the one before: from the first
-# to the second of these.
+# Without `pollIntervalMs`, or an answer of the server, intervals double from the first to the second of these.
 POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 # The time of one request about a task.
 TASK_REQUEST_SECONDS = 30.0
@@ -169,8 +168,7 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
 def _interval(given: Any, before: float | None) -> float:
     """Seconds until the next look. ``given``: the server's `pollIntervalMs`; ``before``: the last interval."""
     if type(given) in (int, float):
-        # ``max`` before ``min``, and ``given`` second: this also handles NaN and integers that are too large for a
-        # float.
+        # ``max`` first, with ``given`` second: this also handles NaN and integers that are too large for a float.
         return min(max(POLL_MIN_SECONDS * 1000, given), POLL_MAX_SECONDS * 1000) / 1000
     return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
 

@@ -81,8 +81,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return body or None
         message["params"] |= self.call
         capabilities = message["params"].get("_meta", {}).get(CLIENT_CAPABILITIES_META_KEY)
-        # Older revisions of the protocol have no capabilities here: they ask on the open connection, where nobody could
-        # answer in time.
+        # Older revisions have none here: they ask on the open connection, where nobody could answer in time.
         if capabilities is not None:
             # The SDK would declare that addresses can be shown to the user, too.
             capabilities["elicitation"] = {"form": {}}
@@ -107,8 +106,7 @@ class Body(httpx2.AsyncByteStream):
         try:
             async for part in self.exchange.parts(most):
                 body += part
-                # Checked each time the body has grown by a quarter: all checks together take no longer than five checks
-                # of the whole.
+                # Checked when the body has grown by a quarter: all checks cost at most five checks of the whole.
                 if len(body) > most or len(body) >= 1.25 * checked:
                     checked = len(body)
                     require_readable(bytes(body), len(body) > most)
