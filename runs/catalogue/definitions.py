@@ -88,8 +88,8 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
             found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
             found |= {"system_role": "developer", "sampling": False} if reasons else {}
             found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
-        if "deepseek" in model.lower():
-            # DeepSeek's thinking models refuse a turn with calls whose reasoning is missing.
+        if re.search("deepseek|kimi", model.lower()):
+            # Their thinking models refuse a turn with calls whose reasoning is missing.
             found["reasoning_back"] = True
     if server.host == "api.openai.com":
         found["prompt_cache_key"] = True

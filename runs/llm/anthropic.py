@@ -167,8 +167,9 @@ def _is_without_thinking(request: ModelRequest) -> bool:
 
 
 def _tools(request: ModelRequest) -> list[dict[str, Any]]:
+    schema = {"type": "object"}  # the format refuses one without a type
     tools = [
-        {"name": wire_name(tool.name), "description": tool.description, "input_schema": tool.input_schema}
+        {"name": wire_name(tool.name), "description": tool.description, "input_schema": schema | tool.input_schema}
         for tool in request.tools
     ]
     if tools:
@@ -176,7 +177,6 @@ def _tools(request: ModelRequest) -> list[dict[str, Any]]:
     # A transcript with calls needs the definitions of their tools, even if staff have disabled all of them.
     earlier = (message for message in request.messages if isinstance(message, AssistantMessage))
     names = dict.fromkeys(wire_name(call.name) for message in earlier for call in message.tool_calls)
-    schema = {"type": "object"}
     return [{"name": name, "description": "No longer available.", "input_schema": schema} for name in names]
 
 

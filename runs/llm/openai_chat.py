@@ -203,7 +203,7 @@ def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect)
     if not dialect.reasoning_back:
         return values
     if message.tool_calls and dialect.reasoning_field == REASONING_TEXT[0]:
-        # DeepSeek refuses a turn with calls but without this field, also if another model made the calls.
+        # DeepSeek and Kimi refuse a turn with calls but without this field, also if another model made the calls.
         values[REASONING_TEXT[0]] = ""
     extra: dict[int, Any] = {0: NO_SIGNATURE}
     for item in message.reasoning if message.origin == origin else ():

@@ -149,8 +149,8 @@ def in_order(message: AssistantMessage, origin: str | None) -> Iterator[str | To
 
 
 def function_of(tool: ToolSpec) -> dict[str, Any]:
-    """A tool in OpenAI's formats, which refuse the schema of an object without ``properties``."""
-    parameters = tool.input_schema if "properties" in tool.input_schema else tool.input_schema | {"properties": {}}
+    """A tool in OpenAI's formats, which refuse a schema without ``type`` or ``properties``."""
+    parameters = {"type": "object", "properties": {}} | tool.input_schema
     return {"name": wire_name(tool.name), "description": tool.description, "parameters": parameters}
 
 

@@ -284,6 +284,7 @@ def test_other_services():
     assert (deepseek.reasoning_field, deepseek.reasoning_back) == ("reasoning_content", True)
     assert (deepseek.image_input, deepseek.file_input) == (False, False)
     assert dialect("openai", "http://127.0.0.1:8000/v1", "deepseek-r1").reasoning_back
+    assert dialect("openai", "https://api.moonshot.ai/v1", "kimi-k3").reasoning_back
     assert not dialect("openai", "https://api.groq.com/openai/v1", "deepseek-r1-distill-llama-70b").reasoning_back
     router = dialect("openai", "https://openrouter.ai/api/v1", "anthropic/claude-opus-4.7")
     assert (router.reasoning_field, router.reasoning_back, router.file_input) == ("reasoning_details", True, True)

@@ -87,14 +87,17 @@ def test_transcript_in_responses_format(sent):
     assert body["max_output_tokens"] == 8192
 
 
-@pytest.mark.parametrize("kind", ["openai", "openai_responses"])
-def test_a_tool_without_input_has_properties(kind: str):
-    """OpenAI refuses the schema of an object without them."""
-    model = model_of(at("http://127.0.0.1:9", kind))
-    tool = ToolSpec("now", "Says the time.", {"type": "object"})
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"properties": {"zone": {"type": "string"}}}], ids=str)
+def test_the_schema_of_a_tool_has_what_providers_need(provider: str, schema: dict[str, Any]):
+    """All refuse one without a type, OpenAI also one without properties."""
+    model = model_of(at("http://127.0.0.1:9", provider))
+    tool = ToolSpec("now", "Says the time.", dict(schema))
     (sent,) = client_of(model.server).body(request_of("Hi", model=model, tools=(tool,)))["tools"]
-    assert sent.get("function", sent)["parameters"] == {"type": "object", "properties": {}}
-    assert tool.input_schema == {"type": "object"}
+    if provider == "anthropic":
+        assert sent["input_schema"] == {"type": "object"} | schema
+    else:
+        assert sent.get("function", sent)["parameters"] == {"type": "object", "properties": {}} | schema
+    assert tool.input_schema == schema
 
 
 @pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
