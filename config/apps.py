@@ -22,7 +22,7 @@ class PlatformConfig(AppConfig):
         from config.telemetry import logs, sentry, tracing
 
         logs.capture_unlogged_output()
-        # A system check reports packages that are not installed, and a DSN that is none.
+        # A system check reports packages that are not installed, and a DSN that is not valid.
         if settings.OTEL_EXPORTER_OTLP_ENDPOINT and checks.is_installed("opentelemetry.exporter"):
             tracing.start()
         if checks.is_dsn(settings.SENTRY_DSN) and checks.is_installed("sentry_sdk"):

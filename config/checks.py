@@ -140,7 +140,7 @@ def is_url(text: str, schemes: Collection[str]) -> bool:
 
 
 def is_dsn(text: str) -> bool:
-    """Whether Sentry's SDK accepts it."""
+    """Whether Sentry's SDK accepts the DSN."""
     return is_http_url(text) and bool(re.fullmatch(r"[^/]+//[^/@:]+(:[^/@]*)?@[^/]+/(.*/)?[0-9]+", text))
 
 

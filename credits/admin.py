@@ -161,7 +161,7 @@ class AccountAdmin(ReadOnly, WithActions):
 
 
 class HoldsFilter(admin.SimpleListFilter):
-    """By default, settled holds and their releases are not shown: they are part of the row of the charge."""
+    """By default, settled holds and the releases that belong to a charge are hidden: the charge includes them."""
 
     title, parameter_name = "holds", "holds"
 

@@ -16,7 +16,7 @@ LATER_MAX = 10_000
 
 
 def folded() -> Q:
-    """The rows that a statement shows: without settled holds and their releases, which the charges include."""
+    """The rows that a statement shows: without settled holds, and without releases that belong to a charge."""
     answers = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     # Not type__in=CHARGES: SQLite uses the partial index only if the query repeats its condition.
     settlements = LedgerEntry.objects.filter(against=OuterRef("against"), type__in=SETTLEMENTS)

@@ -42,7 +42,7 @@ class AnyEvent(StrEnum):
 
 
 class Event(AnyEvent):
-    """An event of a run: a stream event of this type and status. ``extended``: only for ``extendedEvents``."""
+    """An event of a run, which reports this stream event. ``extended``: only with ``extendedEvents``."""
 
     AGENT_STARTED = (
         "agent.started",

@@ -43,7 +43,7 @@ def _record_sql(vendor: str) -> str:
 
 
 def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
-    """Record an event of a user's credits for the installation endpoint, if there is one. One query."""
+    """Record an event of a user's credits for the installation endpoint, if that gets extended events. One query."""
     writes = Writes()
     add(writes, user_id, event, extra=fields)
     writes.do()

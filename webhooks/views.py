@@ -44,7 +44,7 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=EndpointChanges)
     def partial_update(self, request: Request) -> Response:
-        services.endpoint_of(request.user)  # without one, any body is 404
+        services.endpoint_of(request.user)  # without an endpoint, any body is 404
         return self.show(services.change(request.user, **self.read(EndpointChanges)))
 
     def destroy(self, request: Request) -> Response:

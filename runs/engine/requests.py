@@ -253,7 +253,7 @@ def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None
 
 
 def _allowance(hold: Any, size: Size) -> Allowance:
-    """What ``hold`` is for, which a repeated call has from the first."""
+    """The allowance of a hold. A repeated call gets the hold of the first call, and so the same limit."""
     return Allowance(hold, hold.price["outputTokens"], size, hold.price["limitedBy"])
 
 

@@ -148,7 +148,7 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
 
 
 def payable() -> QuerySet[Waitpoint]:
-    """Waitpoints of runs that wait for credits, if these now suffice for the next step of each run alone."""
+    """The waitpoints of runs that wait for credits and can now pay their next step, each run taken alone."""
     waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     return waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
@@ -159,7 +159,7 @@ def resume_paid(user_id: int) -> int:
     their next steps. A run that needs more than is left is passed over. Returns how many were resumed. A run whose step
     finds too few credits waits again.
     """
-    # Those that were resumed before and that no worker has taken yet hold nothing for their next steps.
+    # Runs that were resumed before, and that no worker has taken yet, hold nothing for their next steps.
     queued = Run.objects.filter(user=user_id, status=RunStatus.QUEUED, started_at__isnull=False)
     newest = Waitpoint.objects.filter(run=OuterRef("pk")).order_by("-created_at").values("needed")[:1]
     left = ledger.available(user_id) - queued.aggregate(needed=Sum(Subquery(newest), default=0))["needed"]

@@ -87,11 +87,11 @@ class TurnReader(ABC):
     LENGTH: ClassVar = frozenset(
         {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
     )
-    # Those after the second are Gemini's own.
+    # All but the first two are Gemini's.
     FILTERED: ClassVar = frozenset(
         {"content_filter", "refusal", "safety", "recitation", "prohibited_content", "blocklist", "spii"}
     )
-    # OpenRouter, Mistral; vLLM; DeepSeek; Gemini, after a call that it could not read.
+    # In this order: OpenRouter and Mistral; vLLM; DeepSeek; Gemini, after a call that it could not read.
     BROKEN: ClassVar = frozenset(
         {"error", "abort", "insufficient_system_resource", "function_call_filter", "malformed_function_call"}
     )
@@ -118,7 +118,7 @@ class TurnReader(ABC):
         return text
 
     def say_reason(self, reason: str | None) -> None:
-        """Note why the answer ended, if the provider says it, without what Gemini adds after a colon. Raises
+        """Record why the answer ended, if the provider says it, without the text that Gemini adds after a colon. Raises
         AttributeError for other values than text.
         """
         if reason:

@@ -21,9 +21,9 @@ from runs.llm.wire import (
 REASONING_TEXT = ("reasoning_content", "reasoning")
 # The texts of an item of ``reasoning_details``, which arrive in parts.
 DETAIL_TEXTS = ("text", "summary")
-# The field of a call that holds what Gemini wants back with it: a signature.
+# The field of a call in which Gemini sends a signature, and wants it back.
 EXTRA_CONTENT = "extra_content"
-# What Gemini accepts with the calls of other models.
+# The value of this field that Gemini accepts for calls of other models.
 NO_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 
 

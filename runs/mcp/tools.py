@@ -163,9 +163,7 @@ def prepared(
     query: dict[str, Any] | None = None,
     body: dict[str, Any] | None = None,
 ) -> Callable[[], dict[str, Any]]:
-    """A function that executes the action for the caller on the public surface. Work that takes long, such as checks,
-    is done before it is returned.
-    """
+    """A function that executes the action on the public surface. Checks that take time are made before it returns."""
     texts = {name: str(value) for name, value in (query or {}).items()}
     sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body or {})
     handler: Any = view(surface="public", action=action, kwargs=path, request=sent, format_kwarg=None)

@@ -1,12 +1,11 @@
 """The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hooks.
 
-Each app describes its operations and shapes in its ``openapi.yaml``: ``tags`` by name; ``operations`` by method and
-path within a surface, for both surfaces, with a summary, a description (otherwise its view's), examples of the body
-``sent`` and of the body ``answered``, and their schemas, ``takes`` and ``gives``, if no serializer is their source;
-``components``, the descriptions of schemas by name; ``fields``, those of fields that mean the same in all schemas;
-``errors``, examples of the app's own codes, or better examples of the shared ones, by the class and its arguments.
-``headers`` and ``schemas`` are components as they are, and ``paths`` operations of views that are no viewsets. Only
-the texts that hold for every operation are here.
+Each app describes its operations and shapes in its ``openapi.yaml``. ``tags``: descriptions by name. ``operations``: by
+method and path within a surface, for both surfaces: a summary, a description (default: the view's), examples of the
+bodies ``sent`` and ``answered``, and, if no serializer has them, their schemas ``takes`` and ``gives``. ``components``:
+descriptions of schemas by name. ``fields``: descriptions of fields that mean the same in all schemas. ``errors``:
+examples of error codes, by class and arguments. ``headers`` and ``schemas`` are components, ``paths`` operations of
+views that are no viewsets. Only texts for all operations are in this module.
 """
 
 from functools import cache

@@ -118,7 +118,7 @@ class Plan:
         """
         earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
         if len(earlier) > most:
-            # A quarter more than necessary, so that not every request begins with another run.
+            # Down to three quarters of the limit, so that not every request begins with another run.
             return Step(CompactionKind.LEFT_OUT, self._without(len(earlier) - (most - most // 4)))
         most = room(self.model) if limit is None else limit
         full, wanted = (int(most * FULL), int(most * SHORTENED)) if limit is None else (limit, limit)

@@ -20,7 +20,7 @@ CLOSE_SECONDS = 2.0
 # The SDK creates several errors for each value of a wrong type, which blocks its event loop.
 VALUES_MAX = 20_000
 LINES_MAX = 50_000
-# The parser of the SDK's library takes long for long ones.
+# The parser of the SDK's library is slow for long content types.
 CONTENT_TYPE_MAX_CHARS = 1000
 # The outbound client sets these itself.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
