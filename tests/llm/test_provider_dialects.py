@@ -121,6 +121,13 @@ class TestOpenAIDialects:
 
         assert turn("x", raw=raw).usage == Usage(7, 3, reasoning_tokens=2)
 
+    def test_reasoning_that_only_the_total_counts_is_output(self, turn):
+        usage = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
+        usage["completion_tokens_details"] = {"reasoning_tokens": 94}
+        raw = data(openai_delta(content="x"), {"choices": [], "usage": usage}, *OPENAI_END)
+
+        assert turn("x", raw=raw).usage == Usage(32, 103, reasoning_tokens=94)
+
     @pytest.mark.parametrize("count", [-1, 10**12, "5", None, True, 1.5])
     def test_impossible_token_counts_are_replaced_by_estimates(self, turn, count: Any):
         usage = {"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": count}}
