@@ -20,6 +20,7 @@ from config.kernel.jsontext import dumps
 from runs.calls import OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
 from runs.catalogue.serializers import OutputSchemaField
 from runs.models import (
+    FINAL_RUN_STATUSES,
     METADATA_KEY_MAX_CHARS,
     METADATA_PAIRS_MAX,
     METADATA_VALUE_MAX_CHARS,
@@ -66,7 +67,7 @@ class RunFields(CamelSerializer):
     id = serializers.CharField()
     chat_id = serializers.CharField()
     status = serializers.ChoiceField(
-        choices=RunStatus.values, help_text="`completed`, `failed` and `cancelled` are final."
+        choices=RunStatus.values, help_text=f"Final are {', '.join(f'`{status}`' for status in FINAL_RUN_STATUSES)}."
     )
     awaiting = serializers.ChoiceField(
         choices=Awaiting.values,

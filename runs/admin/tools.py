@@ -261,7 +261,7 @@ class ToolAdmin(CatalogueAdmin):
     conditional_fields: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
             ["url", "new_secret_headers", "forget_secret_headers", "park_seconds"],
-            "['http', 'mcp'].includes(node_type)",
+            f"{[name for name, kind in TYPES.items() if kind.needs_url]}.includes(node_type)",
         ),
         **dict.fromkeys(
             ["new_signing_secret", "forget_signing_secret", "cancel_url", "unsigned_callbacks"], "node_type == 'http'"

@@ -10,6 +10,7 @@ from runs import catalogue
 from runs.catalogue import file
 from runs.catalogue.providers import Server
 from runs.models import AgentModel, AgentVersion, Provider, Tool
+from runs.tools import builtin
 from tests.catalogue.conftest import EXAMPLE, VARIABLES
 from tests.threads import side_by_side
 from tests.webhooks.conftest import deliver, emit
@@ -200,7 +201,7 @@ def test_prune_disables_what_the_tables_do_not_list(command, shown):
     command.applied(EXAMPLE)
     command.applied("models: []\ntools: []\nagents: []", "--prune")
     assert shown("models").keys() == {"demo"}
-    assert shown("tools").keys() == {*("ask_user", "calculate", "create_file", "draw_chart", "long_job", "web_fetch")}
+    assert shown("tools").keys() == builtin.TOOLS.keys()
     assert shown("agents") == {}
     assert Provider.objects.get(name="local").enabled
     assert services.endpoint_of(services.INSTALLATION).enabled

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runs.catalogue.providers import KINDS
 from runs.llm.registry import aclose_all, client_for
 from tests.llm.helpers import Heard, at, hear, model_of, request_of
 from tests.llm.model_server import ModelServer
@@ -18,7 +19,7 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["openai", "openai_responses", "anthropic"])
+@pytest.fixture(params=[name for name, kind in KINDS.items() if not kind.is_offline])
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
 

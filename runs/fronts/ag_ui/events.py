@@ -91,7 +91,7 @@ class AgUi(Rendering):
         if status["status"] == RunStatus.CANCELLED:
             return [self.of_run("RUN_FINISHED", outcome={"type": "cancelled"})]
         usage = [token_usage(facts.run)]
-        if status["status"] == RunStatus.FAILED:
+        if status["status"] != RunStatus.COMPLETED:
             error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": usage}
             return [{"type": "RUN_ERROR", **error}]
         used = money.to_number(facts.run.credits_spent)

@@ -58,10 +58,10 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             services.cancel_run(run)
             raise CommandError("The run is cancelled.") from None
-        if end["status"] == RunStatus.FAILED:
-            raise CommandError(printable(f"The run failed: {end['errorCode']}. {end['errorMessage']}"))
         if end["status"] == RunStatus.CANCELLED:
             raise CommandError("The run was cancelled.")
+        if end["status"] != RunStatus.COMPLETED:
+            raise CommandError(printable(f"The run {end['status']}: {end['errorCode']}. {end['errorMessage']}"))
 
     def follow(self, run: Run) -> dict[str, Any]:
         """Show the run's events as they come. Returns the data of the last one."""
