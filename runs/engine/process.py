@@ -96,7 +96,7 @@ class Gathered:
 
 
 class Process:
-    """What the runs of one process share. Changed on the event loop, except for the lease, by the heartbeat."""
+    """What the runs of one process share. Changed on the event loop, except that the heartbeat changes the lease."""
 
     def __init__(self) -> None:
         self.db_threads = ThreadPoolExecutor(settings.RUN_WORKER_DB_THREADS, "run-db")

@@ -65,8 +65,8 @@ class Claimed:
 
 
 async def claim(process: Process, run_id: str) -> Claimed | None:
-    """None if the run may not be claimed. A claim waits for the user's other claims in all processes. Only a few claims
-    are made outside of the user's share of the threads, before a query has found the user.
+    """None if the run may not be claimed. A claim waits for the user's other claims in all processes. So only a few at
+    a time are made without knowing the user; for the others, a query finds the user first.
     """
     if not process.first_claims.locked():
         async with process.first_claims:

@@ -56,7 +56,7 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
         told = calls.to_tell(call, "run_ended") | {"remote_task": parked.remote_task}
         return calls.record_call_result(run, call, tool_error(calls.TOO_MANY_PARKED), **told)
     now = clock.now()
-    # The end that the request with the callback's address promised.
+    # The end that the call's request named beside the callback's address.
     changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": latest_end(call)}
     if parked.contact_in_seconds is not None:
         contact_at = now + timedelta(seconds=parked.contact_in_seconds)
@@ -237,7 +237,7 @@ def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
 
 @transaction.atomic
 def _ask(call: ToolInvocation, still: Parked) -> None:
-    """The call's server asks the user when the run resumes. It is not contacted again before the answer."""
+    """The server asks the user: the run opens a waitpoint when it resumes. No contact before the answer."""
     run, _ = _locked(call)
     if not _taken(call).exists():
         return

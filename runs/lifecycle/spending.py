@@ -25,8 +25,8 @@ from runs.tools.questions import ASKS
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
-# A step that waits for credits repeats its wish more often than this. The wish of a worker that was killed or suspended
-# ends, so that it does not stop younger runs.
+# A step that waits for credits renews its mark (``credits_wanted_at``) more often than this. The mark of a worker that
+# was killed or suspended lapses, and does not hold up younger runs.
 WANTED_SECONDS = 5
 
 _RUN = """

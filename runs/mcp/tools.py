@@ -37,7 +37,7 @@ from runs.serializers import RUN_STATE, RunInput
 from runs.streams.views import opening_of
 from runs.views import ChatRunViewSet, RunViewSet, ToolInvocationViewSet, WaitpointViewSet
 
-# What a key without the scope runs:read sees of a waitpoint.
+# The fields of a waitpoint that a key without the scope runs:read sees.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
 

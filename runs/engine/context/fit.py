@@ -131,7 +131,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     """
     refused: set[str] = set()
     index, started_at = next_index(session), clock.now()
-    # A summary is only paid if a turn can follow it, also after a summary of the longest size.
+    # A summary is only paid for if a turn can follow it, also after a summary of the longest size.
     longest = summary_tokens(plan.model) * BYTES_PER_TOKEN_MAX
     after = plan.history.shortened(replace(step.cut, text="x" * longest))
     least_after = requests.least_cost(request_of(session, replace(plan, history=after)))

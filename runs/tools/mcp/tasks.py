@@ -92,7 +92,7 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
 
 
 async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
-    """Ask for the outcome of an open call. For an ended call, try once to cancel its task. Raises ToolFailure.
+    """Ask for the outcome of an open call. For an ended call, try once to cancel its task.
 
     Raises ToolFailure.
     """
