@@ -45,6 +45,8 @@ TOO_LONG = (
     "exceeds the maximum number of tokens",  # Gemini
     "maximum prompt length",  # xAI
     "exceeded model token limit",  # Moonshot
+    "prompt exceeds max length",  # Z.ai
+    "range of input length",  # Alibaba
     "too many tokens",  # Cohere
     "reduce the length of the messages",
     "input is too long",  # Bedrock

@@ -220,6 +220,8 @@ TOO_LONG = [
     (400, "Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 maximum context length"),
     (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
     (400, "Invalid request: Your request exceeded model token limit: 8192"),
+    (400, "Prompt exceeds max length"),
+    (400, "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 98304]"),
     (400, "litellm.ContextWindowExceededError: litellm.BadRequestError"),
     (400, "Please reduce the length of the messages or completion."),
     (400, "Input is too long for requested model."),
