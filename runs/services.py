@@ -345,8 +345,8 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
 
 
 def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
-    """Record what a callback says of a call that awaits its outcome: the outcome, of which only the first counts, or
-    progress, which is not recorded if it comes too often.
+    """Record what a callback says of a call that awaits its outcome. Of several outcomes, only the first counts.
+    Progress that comes too often is not recorded.
     """
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)

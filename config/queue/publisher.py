@@ -25,8 +25,8 @@ class Source:
     """One kind of message, and the thread that calls ``send`` with its items in the order of ``put``. An idle source
     sends its first item at once, and the items of the interval after it together.
 
-    After an exception of ``send``, which ``failed`` gets, items are dropped for PAUSE_SECONDS, so that a server that
-    does not respond causes few time-outs. Therefore items must be of a kind that may be lost.
+    ``failed`` gets an exception of ``send``. Items are then dropped for PAUSE_SECONDS, so that a server that does not
+    respond causes few time-outs. Therefore items must be of a kind that may be lost.
     """
 
     def __init__(

@@ -181,8 +181,8 @@ def _waitpoint(point: Waitpoint) -> Step:
 
 
 def _charge(run: Run, steps: list[Step], entries: list[LedgerEntry]) -> None:
-    """Attach what was held and charged to its call, turn or compaction. Requests to a model that have none of them are
-    new steps: the one under way, and those that a cancel, a time limit or a lost worker ended and that cost something.
+    """Attach holds and charges to their call, turn or compaction. New steps: the model request under way, and each
+    charged model request that a cancel, a time limit or a lost worker ended early.
     """
     known = {step.key: step for step in steps if step.key}
     settled: defaultdict[str | None, list[LedgerEntry]] = defaultdict(list)

@@ -201,8 +201,8 @@ class ToolForm(forms.ModelForm):
 
 
 def set_secrets(form: forms.ModelForm, names: Sequence[str], before: str, after: str) -> None:
-    """Set the new secrets, and forget those that staff delete, and those that were meant for the server at the address
-    ``before`` if ``after`` is another server: who may change an address must not learn what was stored for it.
+    """Set the new secrets, and forget those that staff delete. If the address ``after`` is of another server than
+    ``before``, forget the rest too: who may change an address must not learn the stored secrets.
     """
     moved = form.instance.pk is not None and not same_server(before, after)
     for name in names:

@@ -250,8 +250,8 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
 
 
 async def _record(session: Session, call: ToolInvocation, outcome: Outcome | ToolFailure) -> None:
-    """Record the outcome of a call that was made, also if the session is behind the database and must read the run
-    again: the answer to a commit was lost, or an outcome came without this worker.
+    """Record the outcome of a call that was made. If the session is behind the database, read the run again and retry:
+    the reply to a commit was lost, or an outcome came without this worker.
     """
     recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
     if isinstance(outcome, Parked) and outcome.asks_user:

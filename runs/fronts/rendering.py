@@ -55,8 +55,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a rendering needs beside an event: for a waitpoint its ``call``, for a final event the ``run`` with
-    ``credits_spent``, for a reset the ``messages`` before the void text, ready to send, if the protocol needs them.
+    """What a rendering needs beside an event. A waitpoint: its ``call``. A final event: the ``run`` with
+    ``credits_spent``. A reset: the ``messages`` before the void text, ready to send, if the protocol needs them.
     """
 
     message_id: str | None = None

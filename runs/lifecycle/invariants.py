@@ -1,8 +1,8 @@
 """Invariants: what must be true of the database at every moment, after any crash, loss or repetition. Reads only.
 
-Each rule is one statement over whole tables and reports at most MOST rows, so that it works with a million runs and
-beside a running service: a statement sees one moment, and ``grace`` leaves the sweeps time to repair. What database
-constraints enforce is not checked here.
+Each rule is one statement over whole tables and reports at most MOST rows. So it works with a million runs and beside a
+running service: a statement sees one moment, and ``grace`` leaves the sweeps time to repair. What database constraints
+enforce is not checked here.
 """
 # ruff: noqa: S608  (constants)
 

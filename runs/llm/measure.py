@@ -1,6 +1,5 @@
-"""The only measure of what a request sends to its model. Three values follow from it, so that they always agree: the
-bound that credits are held for, the estimate that is charged if the provider does not count, and the size that fills
-the window.
+"""The only measure of what a request sends to its model. Three values follow from it, and so always agree: the bound
+for which credits are held, the estimated charge if the provider does not count, and the size that fills the window.
 """
 
 import hashlib

@@ -20,8 +20,8 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sent:
-    """A ``RunAgentInput``. ``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run; ``message``
-    is the user's last one, empty if there is none, and ``trailing`` what the agent and tools said since.
+    """A ``RunAgentInput``. ``thread`` and ``name``: the client's ids of the chat and of the AG-UI run. ``message``: the
+    user's last message, empty if there is none. ``trailing``: the messages of the agent and tools after it.
     """
 
     thread: str

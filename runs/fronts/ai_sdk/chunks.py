@@ -1,5 +1,5 @@
-"""A run as the AI SDK, versions 6 and 7, shows it: the chunks of a UI message stream, and the UI messages of a chat,
-which are equal to those that a client makes from the chunks.
+"""A run as the AI SDK, versions 6 and 7, shows it: the chunks of a UI message stream, and the UI messages of a chat. A
+client makes equal UI messages from the chunks.
 
 A client repeats its request for ever if a stream finishes while an approved call has no output at all, or on a call
 without ``providerExecuted``. So the outcome of a call that the client executed has this field, too.
@@ -120,7 +120,7 @@ def executed(call: Call) -> dict[str, bool]:
 
 
 def outcome(call: Call, state: dict[str, Any]) -> dict[str, Any]:
-    """The chunk that gives a call the ``state``, which is that of a message's part."""
+    """The chunk that gives a call the ``state``: the state of its part in a UI message."""
     chunk = {"type": f"tool-{state['state']}", "toolCallId": call.id}
     if state["state"] == "output-denied":
         return chunk
