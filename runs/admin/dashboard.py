@@ -164,7 +164,8 @@ def webhook_health() -> dict[str, Any]:
     again = sum(row["again"] for row in rows)
     delivered = sum(count for (status, _), count in found.items() if status == Delivery.Status.DELIVERED)
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
-    # A delivery is due from its beginning: one that fails until its last attempt counts from the first on.
+    # All deliveries are due, also those that are still retried: a delivery counts from its creation, not its last
+    # attempt.
     due = sum(found.values())
     pending = Delivery.objects.filter(status=Delivery.Status.PENDING)
     oldest = oldest_due(now)
@@ -221,7 +222,8 @@ def health() -> list[dict[str, str]]:
     beats = "works" if beat else f"silent for {span(silent)}" if silent else "no job has ended yet"
     if not redis:
         beats = "not known without Redis"
-    # The run that could execute and has waited longest, by the index of due runs, whose condition is on the first two.
+    # The run that could execute and has waited longest. The index ``run_due`` serves this: its condition is on the
+    # first two.
     runnable = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False).order_by("due_at")
     oldest = runnable.values_list("pk", flat=True).first() if waited else None
     waits = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"

@@ -1,7 +1,7 @@
 """Reports for staff: what was spent by user, agent, tool or model over some days. All of them count the same rows: the
 charges (CAPTURE and USAGE) of these days of UTC. Refunds are not subtracted. Users and tools come from the totals by
-day; models and agents from the rows. The cost is an estimate: the charge times what the catalogue now says that the
-provider gets of it.
+day; models and agents from the rows. The cost is an estimate: the charge times the provider's share of it, as the
+catalogue says now.
 """
 
 import csv
@@ -91,7 +91,7 @@ def _charges(days: int, types: Sequence[EntryType], key: Combinable) -> QuerySet
 
 
 def by_user(days: int, limit: int) -> list[Row]:
-    # Not the bare column: SQLite would read all totals in its order, and not only those of these days.
+    # An expression: with the bare column, SQLite would read the totals of all days, in that column's order.
     found = list(_totals(days, F("account_id") + 0)[:limit])
     users = get_user_model()._default_manager.in_bulk([row["key"] for row in found])
     return [
@@ -101,7 +101,7 @@ def by_user(days: int, limit: int) -> list[Row]:
 
 
 def by_tool(days: int, limit: int) -> list[Row]:
-    """The use of all models is one row, whose cost the report by model has."""
+    """The use of all models is one row. Its cost is in the report by model."""
     found = list(_totals(days, F("tool_key"))[:limit])
     names = display_names([row["key"] for row in found if row["key"]])
     return _priced(found, Tool.objects, names | dict.fromkeys(("", None), names[MODEL_KEY]))

@@ -133,9 +133,8 @@ class Cut:
     result_turn: int = 0
 
     def forms(self, run_ids: Sequence[str]) -> Callable[[int, int], tuple[int | None, bool]]:
-        """A function that says how a turn is shown. It takes the position of the turn's run in ``run_ids`` and the
-        turn's index, and returns the arguments ``most`` and ``short`` of ``TurnPart.messages``. The last of ``run_ids``
-        is the run itself.
+        """A function that says how to show a turn, by the position of the turn's run in ``run_ids`` (the last is the
+        run itself) and the turn's index: it returns ``most`` and ``short`` of ``TurnPart.messages``.
         """
         noted = run_ids.index(self.notes_run_id) if self.notes_run_id in run_ids else -1
         own = len(run_ids) - 1

@@ -110,7 +110,7 @@ def move_run(
 
 def as_known(run: Run) -> dict[str, Any]:
     """The conditions that the run's row must meet to be as ``run`` says. They show that the owner's lease still holds.
-    The stream's index shows whether a commit succeeded whose answer was lost: then the same step must not be written
+    The stream's index shows a commit that succeeded although its reply was lost: the same step must not be written
     twice. A cancel that was requested must be known, because the next move would overwrite it.
     """
     names = ("status", "last_stream_index", "lease_token", "worker_id", "cancel_requested_at")

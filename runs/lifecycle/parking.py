@@ -176,9 +176,9 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
 def due_contacts(
     limit: int, of_a_user: int, tools: Collection[str], users: Collection[int]
 ) -> list[tuple[str, str, int, int]]:
-    """Calls about which a tool's server is due to be contacted, without those of these ``tools`` and ``users``, and at
-    most ``of_a_user`` of each user. Each has its id, tool, user and number among the user's due calls, from 1. The
-    longest due call of each user comes first.
+    """Calls about which a tool's server is due to be contacted, except calls of these ``tools`` and ``users``, and at
+    most ``of_a_user`` of each user. Each row: the call's id, tool, user, and number among the user's due calls, from 1.
+    The longest due call of each user comes first.
     """
     due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
     due = due.exclude(name__in=tools).exclude(run__user__in=users)

@@ -149,7 +149,9 @@ class Plan:
         return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
 
     def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
-        """The first of ``cuts``, which become shorter, with at most ``wanted`` tokens; otherwise the last one."""
+        """The first of ``cuts`` with at most ``wanted`` tokens; if none has, the last one. Each cut is shorter than the
+        one before.
+        """
         place = bisect_left(cuts, -wanted, key=lambda cut: -self.tokens(cut))
         return cuts[min(place, len(cuts) - 1)]
 
@@ -230,7 +232,7 @@ def next_index(session: Session) -> int:
 
 
 def is_fresh(session: Session) -> bool:
-    """Whether the transcript was shortened since the last turn: the next request begins differently from that one."""
+    """Whether the transcript was shortened since the last turn, so that the next request begins differently."""
     newest, turn_index = session.history.compaction, len(session.journal.turns) + 1
     return newest is not None and (newest.run_id, newest.turn_index) == (session.run.id, turn_index)
 

@@ -233,7 +233,7 @@ class Transcript:
 
 
 def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list[AgUiMessage]:
-    """The messages of the run's chat up to the run's event ``last``, and the user's messages in line, with that of
+    """The messages of the run's chat up to the run's event ``last``, then the user's messages of queued runs and of
     ``then``, which may have started meanwhile. ``rendering`` must be new; it is fed with the run's events.
     """
     earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)

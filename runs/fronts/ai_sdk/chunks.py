@@ -71,8 +71,8 @@ class Chunks(Rendering):
         return [outcome(call, ended_as(call, data["status"], data.get("result"), data.get("errorMessage")))]
 
     def before_answer(self, call: Call) -> list[Part]:
-        """A new step, if only calls of the server are open in this one. The client does not send approvals of a step in
-        which a call has no final output, and sends only those of its own outputs that are in the last step.
+        """A new step, if only calls of the server are open in this one. The client sends no approvals of a step in
+        which a call has no final output. Of its own outputs, it sends only those in the last step.
         """
         is_beside = call.turn == self.calls_of and self.calls
         return self.turn_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
