@@ -31,9 +31,7 @@ def is_plausible_id(key: str) -> bool:
 
 class _IdText(models.CharField):
     def db_type(self, connection) -> str:
-        """Not ``varchar`` on PostgreSQL: for each index of a varchar, Django adds one for LIKE, which
-        no query needs.
-        """
+        """Not ``varchar`` on PostgreSQL: Django would add a second index for LIKE to each index."""
         name = str(super().db_type(connection))
         return name.replace("varchar", "character varying") if connection.vendor == "postgresql" else name
 

@@ -103,9 +103,8 @@ class Share:
 
 
 class Room(Share):
-    """A number of bytes that all users share. A user may take a third of what remains free after that. So one user
-    alone takes at most a quarter of all, and many users together still leave a share for the next. Only for
-    ``take_now``.
+    """A number of bytes that all users share. A user may take a third of what remains free after that: one user alone
+    takes at most a quarter, and many together still leave a share for the next. Only for ``take_now``.
     """
 
     def _has_room(self, taken: int, amount: int) -> bool:

@@ -164,8 +164,7 @@ def webhook_health() -> dict[str, Any]:
     again = sum(row["again"] for row in rows)
     delivered = sum(count for (status, _), count in found.items() if status == Delivery.Status.DELIVERED)
     dead = sum(count for (status, _), count in found.items() if status == Delivery.Status.DEAD)
-    # All deliveries are due, also those that are still retried: a delivery counts from its creation, not its last
-    # attempt.
+    # A delivery counts from its creation, not its last attempt: all are due, also those that are still retried.
     due = sum(found.values())
     pending = Delivery.objects.filter(status=Delivery.Status.PENDING)
     oldest = oldest_due(now)
@@ -222,8 +221,7 @@ def health() -> list[dict[str, str]]:
     beats = "works" if beat else f"silent for {span(silent)}" if silent else "no job has ended yet"
     if not redis:
         beats = "not known without Redis"
-    # The run that could execute and has waited longest. The index ``run_due`` serves this: its condition is on the
-    # first two.
+    # The run that could execute and has waited longest. The index ``run_due`` has only the first two conditions.
     runnable = Run.objects.filter(status=RunStatus.QUEUED, blocked=False, throttled=False).order_by("due_at")
     oldest = runnable.values_list("pk", flat=True).first() if waited else None
     waits = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"

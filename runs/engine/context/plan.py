@@ -149,9 +149,7 @@ class Plan:
         return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
 
     def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
-        """The first of ``cuts`` with at most ``wanted`` tokens; if none has, the last one. Each cut is shorter than the
-        one before.
-        """
+        """The first of ``cuts`` (longest first) with at most ``wanted`` tokens; if none has, the last one."""
         place = bisect_left(cuts, -wanted, key=lambda cut: -self.tokens(cut))
         return cuts[min(place, len(cuts) - 1)]
 
