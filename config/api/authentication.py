@@ -26,9 +26,9 @@ EMAIL_MAX = 254
 DIGESTED = "sub-"
 # How credentials begin, and the message for a caller who uses one in the wrong place.
 KINDS = {
-    "awk_": "This is an API key: use /api/public/v1.",
+    "awk_": "This is an API key: it is for /api/public/v1.",
     "aws_": "This is a server key: it is for session tokens and the credits of users alone.",
-    "eyJ": "This is a session token: use /api/v1.",
+    "eyJ": "This is a session token: it is for a user's own requests to /api/v1.",
 }
 # The user of the address that `make run` prints.
 DEMO_USER = "demo"

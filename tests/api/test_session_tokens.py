@@ -373,10 +373,12 @@ def test_a_credential_of_another_surface_is_named(client):
         each._credentials["HTTP_AUTHORIZATION"] for each in (factories.public_client(user), factories.server_client())
     )
     token = f"Bearer {session_tokens.mint(user.username)}"
+    own = "This is a session token: it is for a user's own requests to /api/v1."
     for path, header, message in (
-        ("/api/v1/me", key, "This is an API key: use /api/public/v1."),
+        ("/api/v1/me", key, "This is an API key: it is for /api/public/v1."),
         ("/api/v1/me", server_key, "This is a server key: it is for session tokens and the credits of users alone."),
-        ("/api/public/v1/key", token, "This is a session token: use /api/v1."),
+        ("/api/public/v1/key", token, own),
+        ("/api/v1/users/ada/credits", token, own),
         ("/api/v1/me", "Bearer nothing", "The session token is not valid."),
     ):
         answer = client.get(path, headers={"Authorization": header})
