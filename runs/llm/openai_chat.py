@@ -95,11 +95,14 @@ class OpenAITurn(TurnReader):
                 _add_item(last["value"], item)
 
     def _read_call(self, part: dict[str, Any]) -> None:
-        """The index distinguishes calls. Some servers omit it or always send 0; then a new id begins a new call."""
+        """The index distinguishes calls. Some servers omit it or always send 0; then a name with a new id, or without ids
+        a name after a whole call, begins a new call.
+        """
         function = part.get("function") or {}
         call_id, index, name = part.get("id") or "", part.get("index"), function.get("name") or ""
-        call = self.calls.get(index) if index is not None else None if call_id else self._last
-        if call is None or (call_id and call.id and call_id != call.id) or (name and not call_id and _is_whole(call)):
+        call = self._last if index is None else self.calls.get(index)
+        is_other = index is None or call is None or call.id not in ("", call_id)
+        if call is None or (name and (is_other if call_id else _is_whole(call))):
             call = self.calls[index] = self.begin_call(call_id, name)
         self._last = call
         arguments = function.get("arguments") or ""

@@ -48,6 +48,15 @@ class TestOpenAIDialects:
                 ToolCall("b", "u", "{}"),
             ]
 
+    @pytest.mark.parametrize("other_id", ["a", "b"], ids=["the same", "another"])
+    @pytest.mark.parametrize("index", [{}, {"index": 0}], ids=["without index", "with index"])
+    def test_a_part_with_an_id_and_without_a_name_begins_no_call(self, turn, index: dict[str, Any], other_id: str):
+        first = {**index, "id": "a", "function": {"name": "t", "arguments": '{"n":'}}
+        rest = {**index, "id": other_id, "function": {"arguments": "1}"}}
+        raw = data(*[openai_delta(tool_calls=[part]) for part in (first, rest)], *OPENAI_END)
+
+        assert turn("x", raw=raw).calls == [ToolCall("a", "t", '{"n":1}')]
+
     @pytest.mark.parametrize("same", [{}, {"index": 0}, {"index": 0, "id": ""}])
     def test_whole_calls_without_ids_are_distinguished(self, turn, same: dict[str, Any]):
         """As some servers send Gemini's: the same index, and no id."""
