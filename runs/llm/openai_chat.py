@@ -95,8 +95,8 @@ class OpenAITurn(TurnReader):
                 _add_item(last["value"], item)
 
     def _read_call(self, part: dict[str, Any]) -> None:
-        """The index distinguishes calls. Some servers omit it or always send 0; then a name with a new id, or without ids
-        a name after a whole call, begins a new call.
+        """The index distinguishes calls. Some servers omit it or always send 0. Then a name with a new id begins a
+        call, and without ids a name after a whole call.
         """
         function = part.get("function") or {}
         call_id, index, name = part.get("id") or "", part.get("index"), function.get("name") or ""
