@@ -39,7 +39,7 @@ class Frames:
     ) -> None:
         self.rendering, self.opening, self.after, self.continues, self.then = rendering, opening, after, continues, then
         self.resumed = not continues
-        # The last index of the run that the same stream showed before this one.
+        # The sum of the last indexes of the runs that the same stream showed before this one.
         self.earlier = 0
         # The last event that was rendered, and the number of its frames.
         self.index = self.count = 0
@@ -92,7 +92,7 @@ class Frames:
         """The frames that follow in the same stream, or None."""
         if self.then is None or not self.rendering.has_ended:
             return None
-        self.then.earlier = self.index
+        self.then.earlier = self.earlier + self.index
         return self.then
 
     def existing(self) -> Iterator[bytes]:

@@ -82,6 +82,38 @@ def test_a_message_waits_while_its_run_asks_once_more(thread, monkeypatch):
     assert texts(shown) == ["On Tuesday", "Two"]
 
 
+@pytest.mark.parametrize("message", [said("/say Three", "u3"), {"id": "a1", "role": "assistant", "content": "One"}])
+def test_all_runs_in_line_are_shown_with_what_they_ask(thread, monkeypatch, message):
+    run = thread.run(said(f"{CHART}\n/ask Which day?\n/say On {{result}}"))
+    thread.send(*HISTORY, said("/ask Which hour?\n/say At {result}", "u2"), **resolved(run, True))
+    run = thread.bench.wait(run["id"], "waiting")
+    respond = services.respond
+
+    def respond_and_wait(*answer: Any) -> Waitpoint:
+        answered = respond(*answer)
+        thread.bench.wait(thread.runs()[1]["id"], "waiting")
+        return answered
+
+    monkeypatch.setattr(services, "respond", respond_and_wait)
+    shown = thread.send(message, **resolved(run, "Tuesday"))
+    assert texts(shown) == ["On Tuesday"]
+    (asked,) = shown[-1]["outcome"]["interrupts"]
+    assert asked["message"] == "Which hour?"
+    monkeypatch.undo()
+    thread.send(message, **resolved(thread.bench.get(thread.runs()[1]["id"]), "Nine"))
+    answers = [thread.bench.wait(each["id"])["answer"] for each in thread.runs()]
+    assert answers[1:] == ["At Nine", "Three"][: len(answers) - 1]
+
+
+def test_stop_ends_all_runs_that_a_stream_shows(thread):
+    run = thread.run(said("/ask Which day?\n/stream 300 20"))
+    thread.send(said("/say Two", "u2"), **resolved(run, "Tuesday"))
+    stop = f"{thread.base}/copilotkit/agent/default/stop/{thread.key}"
+    for stops in (True, False):
+        assert thread.client.post(stop, {"runId": "r2"}, format="json").json() == {"stopped": stops}
+        assert [thread.bench.wait(each["id"])["status"] for each in thread.runs()] == ["cancelled"] * 2
+
+
 def test_a_snapshot_has_the_message_beside_an_answer_whose_run_has_just_ended(thread, monkeypatch):
     run = thread.run(said("/ask Which day?\n/wait 1\n/say On {result}"))
     body = resolved(run, "Tuesday") | {"runId": "next"}

@@ -45,15 +45,14 @@ CAPABILITIES = {
 class AgUi(Rendering):
     """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: a snapshot of the
     messages before the stream, or None if the client has them. ``given``: the calls whose outcomes the client has.
-    ``then``: the run that follows in the same AG-UI run.
+    ``then``: the runs that follow in the same AG-UI run.
     """
 
     shows_questions = False
 
-    def __init__(self, run: Run, thread: str = "", name: str = "") -> None:
+    def __init__(self, run: Run, thread: str = "", name: str = "", then: Sequence[Run] = ()) -> None:
         super().__init__(run)
-        self.thread, self.name = thread, name
-        self.then: Run | None = None
+        self.thread, self.name, self.then = thread, name, then
         self.before: Part | None = None
         self.given: Collection[str] = ()
         # Whether the client has RUN_STARTED.
@@ -86,7 +85,7 @@ class AgUi(Rendering):
         return [started] if self.before is None else [started, self.before]
 
     def ended(self, status: Data, facts: Facts) -> list[Part]:
-        if self.then is not None:
+        if self.then:
             return []
         if status["status"] == RunStatus.CANCELLED:
             return [self.of_run("RUN_FINISHED", outcome={"type": "cancelled"})]
@@ -232,7 +231,7 @@ class Transcript:
         return self.messages[-1]
 
 
-def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list[AgUiMessage]:
+def until(rendering: AgUi, run: Run, last: int, then: Sequence[Run] = ()) -> list[AgUiMessage]:
     """The messages of the run's chat up to the run's event ``last``, then the user's messages of queued runs and of
     ``then``, which may have started meanwhile. ``rendering`` must be new; it is fed with the run's events.
     """
@@ -247,7 +246,7 @@ def until(rendering: AgUi, run: Run, last: int, then: Run | None = None) -> list
         transcript.take(rendering.feed(event, facts, asks=False))
     transcript.end_text()
     later = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at).order_by()
-    queued = later.filter(Q(status=RunStatus.QUEUED) | Q(pk=then.pk if then else None))
+    queued = later.filter(Q(status=RunStatus.QUEUED) | Q(pk__in=[each.pk for each in then]))
     waiting = Message.objects.filter(run_id__in=queued.values("pk"), role=Message.Role.USER)
     return [*transcript.messages, *messages_of(run, waiting)]
 

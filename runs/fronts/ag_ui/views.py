@@ -36,6 +36,8 @@ from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
 DEFAULT = "default"
+# Of a request that shows runs in line: what names the run that it answered.
+ANSWERED = "ag-ui answered"
 # The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
 # The most messages that a connecting client gets.
@@ -90,32 +92,43 @@ class AgUiViewSet(FrontViewSet):
         chat = self.chat_or_new(sent.thread) if offers(agent) else self.chat(sent.thread)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
-        then, given = None, set[str]()
-        # Read before the answers are given: the run may end at once after them.
-        waiting = starts.repeated(chat, sent.message_id) if sent.resume or sent.trailing else None
+        line, given = list[Run](), set[str]()
+        # Read before the answers are given: the runs may end at once after them.
+        answers = bool(sent.resume or sent.trailing)
+        waiting = starts.repeated(chat, sent.message_id) if answers else None
+        live = Run.objects.filter(chat=chat, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk")
+        ahead = list(live) if answers else []
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
             run, index, _, repeats, given = answered
-            then = self.beside(chat, sent, agent, run, waiting)
-            kept = {"run": then, "index": 0} if then else {"run": run, "index": index}
+            line = [each for each in ahead if each.created_at > run.created_at]
+            if then := self.beside(chat, sent, agent, run, waiting):
+                line = [*(each for each in line if each.created_at < then.created_at), then]
+            elif line:
+                repeats = True  # the client may not have their messages
+            kept = {"run": line[-1], "index": 0} if line else {"run": run, "index": index}
             if row is None:
                 ClientRun.objects.get_or_create(chat=chat, key=key, defaults=kept)
-            elif then:
+            elif line:
                 ClientRun.objects.filter(pk=row.pk).update(**kept)
+            if line:
+                ClientRun.objects.get_or_create(
+                    chat=chat, key=starts.key_of(ANSWERED, sent.name), defaults={"run": run}
+                )
             row = ClientRun(run=run, index=index)
         if row is None and sent.trailing and (newest := self.newest(chat)) is not None:
             row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
-        rendering, rest = AgUi(row.run, sent.thread, sent.name), None
+        rendering, rest = AgUi(row.run, sent.thread, sent.name, line), None
         if repeats:
-            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index, then))
+            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index, line))
         else:
             rendering.given = given
-        if then is not None:
+        for number in reversed(range(len(line))):
             # The rest of the same AG-UI run.
-            other = AgUi(then, sent.thread, sent.name)
-            rendering.then, other.is_sent = then, True
-            rest = self.frames(other, then, continues=True)
+            other = AgUi(line[number], sent.thread, sent.name, line[number + 1 :])
+            other.is_sent = True
+            rest = self.frames(other, line[number], continues=True, then=rest)
         return self.frames(rendering, row.run, (row.index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
@@ -238,14 +251,21 @@ class AgUiViewSet(FrontViewSet):
         require_text(body)
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
-        found = self.active_run(chat) if chat else None
-        if chat is not None and name is not None:  # a run that is named may be in line
-            row = starts.find(chat, starts.key_of("ag-ui", str(name)))
-            found = row.run if row is not None else None
-        stops = found is not None and found.status in LIVE_RUN_STATUSES
-        if found is not None and stops:
-            services.cancel_run(found)
-        return Response({"stopped": stops})
+        first = last = self.active_run(chat) if chat else None
+        if (
+            chat is not None and name is not None
+        ):  # a run that is named may be in line; its stream shows those before it
+            row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWERED))
+            last = row.run if row else None
+            first = answered.run if answered else last
+        stopped = False
+        if first and last:
+            shown = Run.objects.filter(chat=chat, created_at__range=(first.created_at, last.created_at))
+            # The last one first: none of them starts meanwhile.
+            for run in shown.filter(status__in=LIVE_RUN_STATUSES).order_by("-created_at"):
+                services.cancel_run(run)
+                stopped = True
+        return Response({"stopped": stopped})
 
 
 def offers(agent: str | None) -> bool:
