@@ -7,7 +7,7 @@ from django.db import connection
 
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin
-from runs.tools.base import BUILTIN, CLIENT, is_address
+from runs.tools.base import ASK_USER, BUILTIN, CLIENT, is_address
 from runs.tools.dispatch import TYPES
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,6 +40,8 @@ def problems_of_tool(*, name: str, node_type: str, url: str, cancel_url: str, pr
         found["price"] = "A tool of the caller's app costs nothing."
     if node_type == BUILTIN and name not in builtin.TOOLS:
         found["node_type"] = f"The built-in tools are {', '.join(builtin.TOOLS)}."
+    if node_type != BUILTIN and name == ASK_USER:
+        found["node_type"] = f"{ASK_USER} is built in."  # its calls open waitpoints, whatever their type
     return found
 
 

@@ -47,6 +47,7 @@ def counts() -> list[int]:
         (MODEL.replace("name: m", "name: 5"), "2: models.(1).name: A text is required. Put it in quotes."),
         (TOOL.replace("t\n", "a b\n", 1), "2: tools.a b.name: Use letters, digits, _ and - only"),
         (TOOL.replace("t\n", "model\n", 1), "2: tools.model: No tool can be named"),
+        (TOOL.replace("t\n", "ask_user\n", 1), "4: tools.ask_user.nodeType: ask_user is built in."),
         (AGENT.replace("a\n", "a@1\n"), "2: agents.a@1.name: Use 1 to 64 letters, digits, _ and -."),
         # Values.
         (PROVIDER.replace("openai", "opneai"), "3: providers.p.kind: Use one of demo, openai, "),
