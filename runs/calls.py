@@ -191,7 +191,7 @@ class CreditApprovalQuestion(CamelSerializer):
     reason = serializers.ChoiceField(
         choices=["INSUFFICIENT_CREDITS", "BUDGET_EXCEEDED"],
         required=False,
-        help_text="Only of a run that waits for credits: what does not reach for the next step.",
+        help_text="Only of a run that waits for credits: what is not enough for the next step.",
     )
     top_up_url = serializers.CharField(
         required=False, allow_null=True, help_text="With a `reason`: where the user buys credits, or null."

@@ -79,17 +79,19 @@ def gauges() -> Iterator[Gauge]:
     since = could_execute["since"]
     oldest = max(0.0, (clock.now() - since).total_seconds()) if since else 0.0
     parked = Run.objects.filter(parked=True).count()
+    # The calls of these have ended; they wait for a place.
+    parked_throttled = Run.objects.filter(parked=True, throttled=True).count()
     live = {
         RunStatus.QUEUED.value: could_execute["count"],
         RunStatus.RUNNING.value: max(0, Run.objects.filter(status=RunStatus.RUNNING).count() - parked),
-        "parked": parked,
+        "parked": max(0, parked - parked_throttled),
         RunStatus.WAITING.value: Run.objects.filter(status=RunStatus.WAITING).count(),
         "in_line": Run.objects.filter(blocked=True).count(),
         "throttled": Run.objects.filter(throttled=True).count(),
     }
     counts = {(state,): float(count) for state, count in live.items()}
     help = (
-        "Live runs. Of the queued: in_line waits for earlier runs of the chat, throttled for other runs of the user. "
+        "Live runs. in_line waits for earlier runs of its chat, throttled for other runs of its user. "
         "A parked run awaits the outcome of tool calls, without a worker."
     )
     yield Gauge("runs", help, counts, ["state"])

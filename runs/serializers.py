@@ -270,7 +270,7 @@ class RunInput(CamelSerializer):
     on_credits_exhausted = serializers.ChoiceField(
         choices=OnCreditsExhausted.values,
         **OPTIONAL,
-        help_text="Where credits or budget do not reach for the next step: `fail`, or `wait` for more; the agent's "
+        help_text="Where credits or budget are not enough for the next step: `fail`, or `wait` for more; the agent's "
         "choice if left out.",
     )
     replaces = StrictCharField(

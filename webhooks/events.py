@@ -126,7 +126,7 @@ class CreditsEvent(AnyEvent):
     )
     EXHAUSTED = (
         "credits.exhausted",
-        "A run waits or has failed because its user's credits do not reach for it.",
+        "A run waits or has failed because its user's credits are not enough for it.",
         {
             "available": Field("What the user can spend.", 0.1, NUMBER),
             "runId": Field("The run.", "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),

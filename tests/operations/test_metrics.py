@@ -169,10 +169,11 @@ def test_live_runs_by_state(scrape, user):
     factories.RunFactory(chat__user=user, status="waiting", updated_at=old - timedelta(days=1))
     factories.RunFactory(chat__user=user, status="completed")
     factories.RunFactory(chat__user=user, status="running", parked=True, updated_at=old - timedelta(days=1))
+    factories.RunFactory(chat__user=user, status="running", parked=True, throttled=True)  # waits for a place
     shown = scrape()
     names = ("queued", "in_line", "throttled", "running", "parked", "waiting")
     states = {state: shown("runs", state=state) for state in names}
-    assert states == {"queued": 2, "in_line": 2, "throttled": 1, "running": 1, "parked": 1, "waiting": 1}
+    assert states == {"queued": 2, "in_line": 2, "throttled": 2, "running": 1, "parked": 1, "waiting": 1}
     assert 90 <= shown("runs_oldest_queued_seconds") < 150
 
 
