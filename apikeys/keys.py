@@ -60,6 +60,7 @@ def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey
             prefix=secret[:PREFIX_LENGTH],
             digest=digest(secret),
             scopes=list(DEFAULT_SCOPES),
+            created_at=now,
             expires_at=now + timedelta(days=days),
         )
     return key, secret
