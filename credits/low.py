@@ -7,7 +7,9 @@ from functools import lru_cache
 from django.conf import settings
 from django.db import transaction
 
+from config.database.batches import in_order
 from config.kernel import money
+from config.queue import jobs
 from credits.models import Account
 from webhooks import outbox
 from webhooks.events import CreditsEvent
@@ -23,17 +25,17 @@ def thresholds() -> tuple[int, ...]:
 
 def report() -> int:
     """Report all marks. Returns the number of accounts."""
-    marked, done = Account.objects.exclude(low_due=0), 0
-    for user_id in list(marked.values_list("pk", flat=True)[:SWEEP_BATCH]):
-        with transaction.atomic():
-            account = marked.select_for_update(no_key=True).filter(pk=user_id).first()
-            if account is None:  # another sweep was faster
-                continue
-            for bit, threshold in enumerate(thresholds()):
-                if account.low_due >> bit & 1:
-                    fields = {"available": account.available, "threshold": threshold}
-                    numbers = {name: money.to_number(amount) for name, amount in fields.items()}
-                    outbox.report_credits(user_id, CreditsEvent.LOW, numbers)
-            Account.objects.filter(pk=user_id).update(low_due=0)
-            done += 1
-    return done
+    marked = Account.objects.exclude(low_due=0)
+    return sum(jobs.each("sweep-low-credits", in_order(marked, "pk", SWEEP_BATCH), _report))
+
+
+@transaction.atomic
+def _report(user_id: int) -> bool:
+    """False if another sweep was faster."""
+    account = Account.objects.select_for_update(no_key=True).get(pk=user_id)
+    for bit, threshold in enumerate(thresholds()):
+        if account.low_due >> bit & 1:
+            fields = {"available": account.available, "threshold": threshold}
+            numbers = {name: money.to_number(amount) for name, amount in fields.items()}
+            outbox.report_credits(user_id, CreditsEvent.LOW, numbers)
+    return bool(Account.objects.filter(pk=user_id).exclude(low_due=0).update(low_due=0))

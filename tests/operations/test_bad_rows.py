@@ -15,8 +15,8 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
 from config.queue import jobs
-from credits import expiry, ledger
-from credits.models import LedgerEntry, PendingExpiry
+from credits import expiry, ledger, low
+from credits.models import Account, LedgerEntry, PendingExpiry
 from runs import purge as run_purge
 from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
 from runs.models import Run, RunEvent, Waitpoint
@@ -203,6 +203,16 @@ def test_grants_expire_after_an_account_that_fails(monkeypatch, counted):
     assert not LedgerEntry.objects.filter(account=users[0].pk, type="EXPIRY").exists()
     monkeypatch.setattr(expiry, "unspent", unspent)
     assert sum(expiry.expire_grants()) == 5_000_000
+
+
+def test_low_balances_are_reported_after_an_account_that_fails(monkeypatch, counted):
+    users = [factories.UserFactory() for _ in range(4)]
+    Account.objects.filter(pk__in=[user.pk for user in users]).update(low_due=1)
+    monkeypatch.setattr(low, "SWEEP_BATCH", 2)
+    monkeypatch.setattr(low.outbox, "report_credits", refuse({users[0].pk}, low.outbox.report_credits))
+    assert low.report() == 3
+    assert Account.objects.exclude(low_due=0).get().user == users[0]
+    assert counted == ["sweep-low-credits"]
 
 
 def test_chats_are_purged_after_one_that_fails(user, monkeypatch, counted):
