@@ -218,7 +218,7 @@ def test_a_scrape_does_not_scan_finished_runs(user):
     with connection.execute_wrapper(explain):
         list(gauges())
     about_runs = [plan for plan in asked if "runs_run" in plan]
-    assert len(about_runs) == 6
+    assert len(about_runs) == 7
     for plan in about_runs:
         assert "Seq Scan" not in plan, plan
 
