@@ -54,10 +54,11 @@ class OpenAITurn(TurnReader):
             cache_write_tokens=details.get("cache_write_tokens"),
             reasoning_tokens=(usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
         )
-        prompt, total = usage.get("prompt_tokens"), usage.get("total_tokens")
-        if type(prompt) is type(total) is int and prompt > 0:
-            # xAI and Gemini count the reasoning in the total alone.
-            self.count(output_tokens=total - prompt)
+        prompt, output, total = (usage.get(f"{name}_tokens") for name in ("prompt", "completion", "total"))
+        if type(prompt) is type(output) is type(total) is int and prompt > 0:
+            # xAI and Gemini count reasoning in the total alone. Other servers count there what a cache had.
+            hidden = self.counts["reasoning_tokens"] or (0 if self.counts["cached_tokens"] else total)
+            self.count(output_tokens=min(output + hidden, total - prompt))
 
     def _read_message(self, message: dict[str, Any]) -> str:
         for field in self._reasoning_fields:

@@ -130,12 +130,21 @@ class TestOpenAIDialects:
 
         assert turn("x", raw=raw).usage == Usage(7, 3, reasoning_tokens=2)
 
-    def test_reasoning_that_only_the_total_counts_is_output(self, turn):
-        usage = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
-        usage["completion_tokens_details"] = {"reasoning_tokens": 94}
+    @pytest.mark.parametrize(
+        ("total", "details", "expected"),
+        [
+            (135, {"completion_tokens_details": {"reasoning_tokens": 94}}, Usage(32, 103, reasoning_tokens=94)),
+            (135, {}, Usage(32, 103)),
+            (41, {"completion_tokens_details": {"reasoning_tokens": 5}}, Usage(32, 9, reasoning_tokens=5)),
+            (51, {"prompt_tokens_details": {"cached_tokens": 10}}, Usage(32, 9, cached_tokens=10)),
+        ],
+        ids=["xAI", "Gemini", "OpenAI", "a cache in the total"],
+    )
+    def test_reasoning_that_only_the_total_counts_is_output(self, turn, total: int, details: Any, expected: Usage):
+        usage = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": total} | details
         raw = data(openai_delta(content="x"), {"choices": [], "usage": usage}, *OPENAI_END)
 
-        assert turn("x", raw=raw).usage == Usage(32, 103, reasoning_tokens=94)
+        assert turn("x", raw=raw).usage == expected
 
     @pytest.mark.parametrize("count", [-1, 10**12, "5", None, True, 1.5])
     def test_impossible_token_counts_are_replaced_by_estimates(self, turn, count: Any):
