@@ -5,6 +5,7 @@ call; the next call continues.
 """
 
 import math
+import random
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial, update_wrapper
@@ -237,6 +238,7 @@ def resume_paid_runs(seconds: float = math.inf) -> int:
     begun = clock.steady()
     if 0 < _next_look - begun <= LOOK_PAUSE_SECONDS:  # a longer pause comes from another clock: a fork or a test
         return 0
-    users = list(waitpoints.payable().order_by().values_list("run__user_id", flat=True).distinct()[:BATCH])
+    users = list(waitpoints.payable().order_by().values_list("run__user_id", flat=True).distinct())
+    random.shuffle(users)  # users of whom no run can be resumed yet, however many they are, must not hide the others
     _next_look = clock.steady() + min(LOOK_PAUSE * (clock.steady() - begun), LOOK_PAUSE_SECONDS)
     return sum(1 for _ in jobs.each(JOB, users, waitpoints.resume_paid, seconds))

@@ -153,6 +153,17 @@ def test_runs_that_nobody_can_claim_do_not_hide_a_due_run():
     assert take_due_runs(3) == []
 
 
+def test_runs_are_resumed_although_those_of_another_user_cannot_be(monkeypatch, counted):
+    asked = [factories.WaitpointFactory(run__status="waiting", invocation=None, needed=1) for _ in range(3)]
+    monkeypatch.setattr(sweeps, "BATCH", 1)
+    monkeypatch.setattr(sweeps, "_next_look", float("-inf"))
+    resume = sweeps.waitpoints.resume_paid
+    monkeypatch.setattr(sweeps.waitpoints, "resume_paid", refuse({asked[0].run.user_id}, resume))
+    sweeps.resume_paid_runs()
+    assert [Run.objects.get(pk=waitpoint.run_id).status for waitpoint in asked] == ["waiting", "queued", "queued"]
+    assert counted == ["sweep-runs"]
+
+
 def test_users_at_their_limit_do_not_hide_a_throttled_run(settings, monkeypatch):
     settings.RUN_USER_LIMIT = 1
     monkeypatch.setattr(sweeps, "BATCH", 2)
