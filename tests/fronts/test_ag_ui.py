@@ -477,6 +477,19 @@ def test_a_client_that_connects_gets_the_open_question(thread):
     assert finished["outcome"]["interrupts"][0]["id"] == run["pendingWaitpoint"]["id"]
 
 
+def test_a_client_that_connects_gets_the_answers_in_line(thread):
+    for number in (1, 2, 3):
+        thread.send(said(f"/wait {1 if number == 1 else 0}\n/say {number}", f"u{number}"))
+    answer = thread.post(path="copilotkit/agent/default/connect")
+    for run in thread.runs():
+        thread.bench.wait(run["id"])
+    events = [part for _, part in parse(b"".join(answer.streaming_content))]
+    assert types(events)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
+    assert types(events).count("RUN_FINISHED") == 1
+    assert [event["delta"] for event in events if event["type"] == "TEXT_MESSAGE_CONTENT"] == ["1", "2", "3"]
+    assert [message["id"] for message in events[1]["messages"] if message["role"] == "user"] == ["u1", "u2", "u3"]
+
+
 def test_a_client_that_connects_gets_the_last_messages(thread, monkeypatch):
     monkeypatch.setattr("runs.fronts.ag_ui.views.CONNECTED_MESSAGES", 3)
     thread.run(said(f"{SUM}\n/say One"))

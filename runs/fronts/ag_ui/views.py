@@ -96,8 +96,7 @@ class AgUiViewSet(FrontViewSet):
         # Read before the answers are given: the runs may end at once after them.
         answers = bool(sent.resume or sent.trailing)
         waiting = starts.repeated(chat, sent.message_id) if answers else None
-        live = Run.objects.filter(chat=chat, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk")
-        ahead = list(live) if answers else []
+        ahead = live_runs(chat) if answers else []
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
             run, index, _, repeats, given = answered
             line = [each for each in ahead if each.created_at > run.created_at]
@@ -119,17 +118,21 @@ class AgUiViewSet(FrontViewSet):
             row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
-        rendering, rest = AgUi(row.run, sent.thread, sent.name, line), None
+        rendering = AgUi(row.run, sent.thread, sent.name, line)
         if repeats:
             rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index, line))
         else:
             rendering.given = given
-        for number in reversed(range(len(line))):
-            # The rest of the same AG-UI run.
-            other = AgUi(line[number], sent.thread, sent.name, line[number + 1 :])
+        return self.in_turn(rendering, row.run, row.index)
+
+    def in_turn(self, rendering: AgUi, run: Run, index: int) -> Frames:
+        """What follows in the run after this event, and then the runs ``rendering.then`` in the same AG-UI run."""
+        rest, later = None, rendering.then
+        for number in reversed(range(len(later))):
+            other = AgUi(later[number], rendering.thread, rendering.name, later[number + 1 :])
             other.is_sent = True
-            rest = self.frames(other, line[number], continues=True, then=rest)
-        return self.frames(rendering, row.run, (row.index, 0), continues=True, then=rest)
+            rest = self.frames(other, later[number], continues=True, then=rest)
+        return self.frames(rendering, run, (index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
         if not offers(agent):
@@ -230,7 +233,8 @@ class AgUiViewSet(FrontViewSet):
             shown = events.messages_of(run, Message.objects.all())
         else:
             seen = AgUi(run, sent.thread, sent.name)
-            shown = events.until(seen, run, last)
+            rendering.then = [each for each in live_runs(run.chat) if each.created_at > run.created_at]
+            shown = events.until(seen, run, last, rendering.then)
             ends = []
             if reads.asks_at(run.pk, last):
                 ends = seen.ask_now()[-1:]
@@ -240,7 +244,7 @@ class AgUiViewSet(FrontViewSet):
         kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
         rendering.before = events.snapshot(list(kept))
         if not ends:
-            return self.open_stream(lambda: self.frames(rendering, run, (last, 0), continues=True))
+            return self.open_stream(lambda: self.in_turn(rendering, run, last))
         parts = [*rendering.resumed(), *ends]
         content = b"".join(frame(part, f"{last}.{number}") for number, part in enumerate(parts))
         return HttpResponse(content, content_type=CONTENT_TYPE, headers=HEADERS)
@@ -266,6 +270,11 @@ class AgUiViewSet(FrontViewSet):
                 services.cancel_run(run)
                 stopped = True
         return Response({"stopped": stopped})
+
+
+def live_runs(chat: Chat) -> list[Run]:
+    """The oldest first: the active one, and those in line."""
+    return list(Run.objects.filter(chat=chat, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk"))
 
 
 def offers(agent: str | None) -> bool:
