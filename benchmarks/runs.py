@@ -16,16 +16,7 @@ import psycopg
 import redis
 from celery import Celery
 
-from benchmarks.harness import (
-    Connection,
-    Metric,
-    cpu_seconds,
-    milliseconds,
-    report,
-    rss,
-    side_by_side,
-    wait_until,
-)
+from benchmarks.harness import Connection, Metric, cpu_seconds, milliseconds, report, rss, side_by_side, wait_until
 from tests.stack.process import free_port, python
 from tests.stack.stack import CELERY, WORKER, Stack
 

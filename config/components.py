@@ -167,10 +167,7 @@ STAFF_NAVIGATION = {
         ("Accounts", "account_balance_wallet", "credits.account"),
         ("Ledger", "receipt_long", "credits.ledgerentry"),
     ],
-    "Webhooks": [
-        ("Endpoints", "webhook", "webhooks.endpoint"),
-        ("Deliveries", "outbox", "webhooks.delivery"),
-    ],
+    "Webhooks": [("Endpoints", "webhook", "webhooks.endpoint"), ("Deliveries", "outbox", "webhooks.delivery")],
     "Models and tools": [
         ("Providers", "cloud", "runs.provider"),
         ("Models", "neurology", "runs.agentmodel"),

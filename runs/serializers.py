@@ -252,8 +252,7 @@ class RunInput(CamelSerializer):
         help_text="Credits, with up to 6 decimals: the most that the run may spend. An agent's own limit holds too.",
     )
     metadata = MetadataField(
-        **OPTIONAL,
-        help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them.",
+        **OPTIONAL, help_text="Pairs of text of the caller's own, at most 16. Lists of runs can be filtered by them."
     )
     client_tools = ClientToolsField(
         **OPTIONAL,

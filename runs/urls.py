@@ -43,17 +43,10 @@ def routes(surface: str) -> list[URLPattern]:
 
 
 session, public = routes("session"), routes("public")
-pages = [
-    path("", show_front),
-    path("playground", show_playground),
-    path("playground/<str:chatId>", show_playground),
-]
+pages = [path("", show_front), path("playground", show_playground), path("playground/<str:chatId>", show_playground)]
 staff = [
     path("admin/people/<int:user_id>/", admin.site.admin_view(person.show), name="person"),
     path("admin/reports/", admin.site.admin_view(reports.show), name="reports"),
 ]
 files = [path("files/<str:invocation_id>/<str:token>/<str:file_name>", serve_file)]
-rpc = [
-    path("api/mcp", McpViewSet.as_view({"post": "handle"})),
-    path("api/callbacks/<str:token>", receive_callback),
-]
+rpc = [path("api/mcp", McpViewSet.as_view({"post": "handle"})), path("api/callbacks/<str:token>", receive_callback)]

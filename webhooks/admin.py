@@ -74,12 +74,7 @@ class EndpointAdmin(ReadOnly, WithActions):
     list_filter = ("enabled", "failing")
     search_help_text = "Endpoint's id or user"
     unread = ("secret", "secondary_secret")
-    fields = (
-        ("id", OWNER),
-        ("receiver", "condition"),
-        ("extended_events", "deliveries"),
-        ("created_at", "updated_at"),
-    )
+    fields = (("id", OWNER), ("receiver", "condition"), ("extended_events", "deliveries"), ("created_at", "updated_at"))
     readonly_fields = (OWNER, "receiver", "condition", "deliveries")
     staff_actions = (
         Action(

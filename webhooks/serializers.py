@@ -54,8 +54,7 @@ class EndpointInput(CamelSerializer):
     )
     rotate_secret = StrictBooleanField(default=False, help_text="Whether to create a new secret.")
     extended_events = StrictBooleanField(
-        required=False,
-        help_text=f"{EXTENDED} False for a new endpoint. A later call without it keeps it.",
+        required=False, help_text=f"{EXTENDED} False for a new endpoint. A later call without it keeps it."
     )
 
 

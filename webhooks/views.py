@@ -30,10 +30,7 @@ class WebhookViewSet(ServiceViewSet):
     @extend_schema(request=EndpointInput, responses={200: EndpointSerializer})
     def create(self, request: Request) -> Response:
         endpoint, reveal = services.register(
-            request.user,
-            self.body["url"],
-            rotate=self.body["rotate_secret"],
-            extended=self.body.get("extended_events"),
+            request.user, self.body["url"], rotate=self.body["rotate_secret"], extended=self.body.get("extended_events")
         )
         # Only an answer that shows a secret is not stored.
         self.secret_actions = {"create"} if reveal else frozenset()  # type: ignore[misc]

@@ -86,7 +86,7 @@ class AgentForm(forms.ModelForm):
         "otherwise.",
     )
     output_schema = ObjectField(
-        help_text="The JSON Schema of an object: runs answer with an output that fits it. {}: with text.",
+        help_text="The JSON Schema of an object: runs answer with an output that fits it. {}: with text."
     )
 
     class Meta:
@@ -139,10 +139,7 @@ def lines(version: AgentVersion | None) -> list[str]:
     """The content of a version, for people."""
     if version is None:
         return []
-    amounts = {
-        "approval threshold": version.credit_approval_threshold,
-        "budget": version.max_credits,
-    }
+    amounts = {"approval threshold": version.credit_approval_threshold, "budget": version.max_credits}
     found = [f"model: {version.model or 'the default one'}"]
     found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
     found.append(f"when credits run out: {version.get_on_credits_exhausted_display()}")

@@ -227,10 +227,7 @@ class ImportForm(forms.Form):
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty: none, and known tools keep theirs.',
     )
     names_begin_with = forms.CharField(
-        required=False,
-        max_length=32,
-        widget=UnfoldAdminTextInputWidget,
-        help_text="For names that are taken here.",
+        required=False, max_length=32, widget=UnfoldAdminTextInputWidget, help_text="For names that are taken here."
     )
     price = CreditsField(initial="0", label="Price of a call", help_text="Credits, of new tools.")
     enabled = forms.BooleanField(

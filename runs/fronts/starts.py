@@ -81,13 +81,7 @@ def _of_message(chat: Chat, message_id: str) -> Run | None:
 
 
 def start_once(
-    user: Any,
-    chat: Chat,
-    key: str,
-    options: dict[str, Any],
-    *,
-    message_id: str | None = None,
-    repeated_id: str = "",
+    user: Any, chat: Chat, key: str, options: dict[str, Any], *, message_id: str | None = None, repeated_id: str = ""
 ) -> ClientRun:
     """The run that the client's request starts, or that it started before. If the message ``message_id`` now has
     another text, the new run replaces the message's run. ``repeated_id`` is the client's id of the message in a

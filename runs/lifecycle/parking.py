@@ -21,15 +21,7 @@ from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
 from runs.lifecycle.moves import WIDE, Moved, changed, fence, lock_run, move_call, move_run, stop_running
 from runs.models import FINAL_INVOCATION_STATUSES, Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation
-from runs.tools.base import (
-    PROGRESS_MAX_CHARS,
-    Parked,
-    ToolFailure,
-    ToolResult,
-    clean_text,
-    shorten,
-    tool_error,
-)
+from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_text, shorten, tool_error
 from runs.tools.questions import Dialogue
 
 # At most one progress report of a call is kept in this many seconds.

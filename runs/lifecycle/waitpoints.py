@@ -19,15 +19,7 @@ from runs.lifecycle import calls, runs, spending
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
 from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_call, move_run, stop_running
 from runs.lifecycle.spending import Refusal
-from runs.models import (
-    InvocationStatus,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.tools.base import ToolFailure
 from runs.tools.questions import Dialogue
 

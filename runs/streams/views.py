@@ -126,7 +126,7 @@ class StreamViewSet(ServiceViewSet):
                 POSITION,
                 OpenApiParameter.HEADER,
                 description="The same, as clients that reconnect send it; it counts before `after`.",
-            ),
+            )
         ],
         responses={
             (200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events."),

@@ -95,10 +95,7 @@ class Dialogue:
         first, *others = self.questions
         answer = DECLINED if data is None else {"action": "accept", "content": data}
         return replace(
-            self,
-            questions=tuple(others),
-            answers=dict(self.answers) | {first.key: answer},
-            answered=self.answered + 1,
+            self, questions=tuple(others), answers=dict(self.answers) | {first.key: answer}, answered=self.answered + 1
         )
 
     def when_told(self, state: str | None = None) -> Dialogue:

@@ -63,10 +63,7 @@ def test_a_save_makes_a_version(boss, agent):
     assert (agent.display_name, agent.version, AgentVersion.objects.count()) == ("Support", 2, 2)
     second = AgentVersion.objects.get(number=2)
     assert (second.model, second.tools, second.output_schema["properties"]["a"]) == ("demo", None, {"minimum": 0.5})
-    assert logged()[1:] == [
-        "No new version: display_name.",
-        "Version 2: display_name, model, tools, output_schema.",
-    ]
+    assert logged()[1:] == ["No new version: display_name.", "Version 2: display_name, model, tools, output_schema."]
 
 
 def test_the_form_shows_the_current_version_and_saves_it_unchanged(boss, agent):

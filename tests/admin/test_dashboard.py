@@ -60,11 +60,7 @@ def test_runs_by_state_and_hour():
     run_at(datetime(2026, 11, 19, 16, 0, tzinfo=UTC), status="cancelled")
     run_at(datetime(2026, 11, 19, 15, 59, tzinfo=UTC), status="cancelled")  # outside the chart of 24 hours
     found = dashboard.runs_by_hour()
-    assert series(found) == {
-        "completed": {"15:00": 1, "14:00": 1},
-        "failed": {"15:00": 1},
-        "cancelled": {"16:00": 1},
-    }
+    assert series(found) == {"completed": {"15:00": 1, "14:00": 1}, "failed": {"15:00": 1}, "cancelled": {"16:00": 1}}
     assert found["total"] == "4 runs"
 
 

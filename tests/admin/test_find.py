@@ -131,9 +131,7 @@ def test_the_page_of_an_unknown_row_leads_to_the_dashboard(boss, key):
 
 def test_the_next_page_needs_no_count(boss, user):
     factories.RunFactory.create_batch(PAGE_SIZE + 1, chat=factories.ChatFactory(user=user))
-    with CaptureQueriesContext(
-        connection,
-    ) as asked:
+    with CaptureQueriesContext(connection) as asked:
         page = boss.get(RUNS)
     assert len(page.context["cl"].result_list) == PAGE_SIZE
     assert not [query for query in asked.captured_queries if "COUNT(" in query["sql"].upper()]

@@ -225,11 +225,7 @@ def test_pruned_and_live_runs_have_a_timeline(boss, user):
     over = make_run(user, status="failed", error_code="WORKER_LOST")
     RunEvent.objects.all().delete()
     states = [step.title for step in timeline.build(over).steps if step.kind == "state"]
-    assert states == [
-        "queued",
-        "running",
-        "failed",
-    ]
+    assert states == ["queued", "running", "failed"]
     live = make_run(user, status="running", finished_at=None)
     assert "so far" in boss.get(address(Run, "change", live.pk)).content.decode()
 

@@ -49,9 +49,7 @@ def test_a_page_of_runs_with_many_calls_is_small(session, public, chat):
 
 def test_the_number_of_queries_of_a_page_depends_on_neither_runs_nor_calls(session, chat):
     def queries(path: str) -> int:
-        with CaptureQueriesContext(
-            connection,
-        ) as captured:
+        with CaptureQueriesContext(connection) as captured:
             assert session.get(f"/api/v1{path}").status_code == 200
         return len(captured)
 

@@ -60,10 +60,7 @@ def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -
     return body.Frames(new(), OPENING).of(event, Facts("msg_a", INTERRUPTED))
 
 
-RENDERINGS: tuple[Callable[[], Rendering], ...] = (
-    partial(Chunks, RUN),
-    partial(events.AgUi, RUN, "thread", "name"),
-)
+RENDERINGS: tuple[Callable[[], Rendering], ...] = (partial(Chunks, RUN), partial(events.AgUi, RUN, "thread", "name"))
 
 
 def delta(new: Callable[[], Rendering], text: str) -> bytes:

@@ -195,7 +195,7 @@ SCANNERS: dict[str, list[Work]] = {
         *[
             partial(registry.names_in, f'{{"data":{array(part, registry.LIST_MAX_BYTES)}}}'.encode())
             for part in (*JSON_PARTS, '{"id":"a"},')
-        ],
+        ]
     ],
     "script of the demo model": [
         *around(demo.parse_script, SCRIPT, "1", "1.", before="/wait "),

@@ -50,12 +50,7 @@ def test_the_file_of_the_page_is_applied(command):
 
 @pytest.mark.parametrize(
     ("columns", "table"),
-    [
-        ([Provider], "providers"),
-        ([AgentModel], "models"),
-        ([Tool], "tools"),
-        ([Agent, AgentVersion], "agents"),
-    ],
+    [([Provider], "providers"), ([AgentModel], "models"), ([Tool], "tools"), ([Agent, AgentVersion], "agents")],
 )
 def test_every_column_of_the_catalogue_is_in_the_file(columns: list[type[models.Model]], table: str) -> None:
     names = {column.name for table in columns for column in table._meta.concrete_fields}

@@ -54,14 +54,8 @@ def counts() -> list[int]:
         (PROVIDER + "  baseUrl: ftp://a/", "4: providers.p.baseUrl: Use an http(s) address without credentials."),
         (PROVIDER + "  baseUrl: http://u:p@a/", "4: providers.p.baseUrl: Use an http(s) address without credentials."),
         (PROVIDER + "  maxConcurrent: 0", "4: providers.p.maxConcurrent: Ensure this value is greater than or equal"),
-        (
-            PROVIDER + "  maxConcurrent: '8'",
-            "4: providers.p.maxConcurrent: A valid integer is required.",
-        ),
-        (
-            PROVIDER + "  maxConcurrent: 1.5",
-            "4: providers.p.maxConcurrent: A valid integer is required.",
-        ),
+        (PROVIDER + "  maxConcurrent: '8'", "4: providers.p.maxConcurrent: A valid integer is required."),
+        (PROVIDER + "  maxConcurrent: 1.5", "4: providers.p.maxConcurrent: A valid integer is required."),
         (PROVIDER + "  enabled: yes", "4: providers.p.enabled: Must be a valid boolean."),
         (PROVIDER + "  apiKey: 12345", "4: providers.p.apiKey: A text is required. Put it in quotes."),
         (PROVIDER + "  headers: [a]", "4: providers.p.headers: A mapping of header names"),

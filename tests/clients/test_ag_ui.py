@@ -29,10 +29,7 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
         {"say": "/say Four", "resume": YES},
         {"resume": {"status": "resolved", "payload": "Tuesday"}},
     ],
-    "results": [
-        {"say": f'/call pick {{"of": "colours"}}\n{CHART}\n/say {{result}}'},
-        {"resume": YES, "result": "red"},
-    ],
+    "results": [{"say": f'/call pick {{"of": "colours"}}\n{CHART}\n/say {{result}}'}, {"resume": YES, "result": "red"}],
     "question": [
         {"say": "/ask Which day?\n/say So {result}"},
         {"resume": {"status": "resolved", "payload": "Tuesday"}},

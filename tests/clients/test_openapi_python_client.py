@@ -105,9 +105,7 @@ def test_the_client_starts_a_run_with_an_agent(api: Any, stack: Stack, tmp_path:
     file = tmp_path / "catalogue.yaml"
     file.write_text(AGENT, encoding="utf-8")
     stack.manage("catalogue", "apply", str(file))
-    found = until(
-        lambda: [agent for agent in api.call("agents", "agents_list").items if agent.name == "weather"],
-    )
+    found = until(lambda: [agent for agent in api.call("agents", "agents_list").items if agent.name == "weather"])
     (agent,) = found
     assert (agent.display_name, agent.version, agent.model, agent.tools) == ("Weather", 1, "demo", [])
     chat = api.call("chats", "chats_create", body=api.models.ChatInputRequest())

@@ -20,10 +20,7 @@ def test_concurrent_requests_are_limited(redis_server: RedisServer, make_stack: 
     limits = dict.fromkeys(("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_UNAUTHENTICATED"), str(LIMIT))
     settings = {"WEB_WORKERS": "2", **limits}
     stack = make_stack(redis_url=redis_server.url(), environment=settings, without=("beat", "webhooks", "maintenance"))
-    callers = {
-        "user": stack.session("ada"),
-        "nobody": stack.session("bob"),
-    }
+    callers = {"user": stack.session("ada"), "nobody": stack.session("bob")}
     callers["nobody"].credential = "of nobody"
     addresses = itertools.count()
 

@@ -40,13 +40,7 @@ def place(
     """Hold ``amount``; returns the invocation's id."""
     invocation = invocation or f"inv_{next(_numbers)}"
     ledger.hold(
-        user.pk,
-        amount,
-        invocation_id=invocation,
-        tool_key=tool,
-        chat_id=chat,
-        run_id=run,
-        price={"perCall": amount},
+        user.pk, amount, invocation_id=invocation, tool_key=tool, chat_id=chat, run_id=run, price={"perCall": amount}
     )
     return invocation
 

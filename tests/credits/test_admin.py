@@ -17,10 +17,7 @@ def entry(user) -> LedgerEntry:
 
 
 def test_shows_credits_not_micro_credits(admin_client, user, entry):
-    for page in (
-        reverse("admin:credits_account_changelist"),
-        reverse("admin:credits_account_change", args=[user.pk]),
-    ):
+    for page in (reverse("admin:credits_account_changelist"), reverse("admin:credits_account_change", args=[user.pk])):
         assert "87.5" in admin_client.get(page).content.decode()
     for page in (
         reverse("admin:credits_ledgerentry_changelist"),

@@ -44,12 +44,7 @@ def test_each_grant_is_told_once(endpoint):
         entry, _ = grants.grant(user.pk, 12_500_000, reference="pay_1", reason="x", expires_at=None)
     by_sign_up, by_backend = told("credits.granted")
     assert by_sign_up | {"ledgerId": ""} == {"ledgerId": "", "reference": None, "amount": 100, "userId": "auth0|4711"}
-    assert by_backend == {
-        "ledgerId": entry.pk,
-        "reference": "pay_1",
-        "amount": Decimal("12.5"),
-        "userId": "auth0|4711",
-    }
+    assert by_backend == {"ledgerId": entry.pk, "reference": "pay_1", "amount": Decimal("12.5"), "userId": "auth0|4711"}
 
 
 def test_a_users_own_endpoint_is_told_nothing(user):

@@ -97,10 +97,7 @@ class Credits(RuleBasedStateMachine):
     def grant_for_a_while(self, amount: int, seconds: int) -> None:
         end = self.now + seconds
         grant = ledger.grant(
-            self.user.pk,
-            amount,
-            cause=f"{self.user.pk}:{self.now}",
-            expires_at=self.begun + timedelta(seconds=end),
+            self.user.pk, amount, cause=f"{self.user.pk}:{self.now}", expires_at=self.begun + timedelta(seconds=end)
         )
         paid = min(amount, max(0, -self.kept))
         self.kept += paid

@@ -203,11 +203,7 @@ def test_reports_equal_the_sums_of_the_rows(second, rows, user):
             (day, sum(e.amount for e in of), len(of)) for day, of in sorted(by_day.items())
         ], name
         assert {(c["chat_id"], c["amount"], c["timestamp"]) for c in usage.by_chat(user.pk, period)} == {
-            (
-                chat,
-                sum(-e.amount if e.type == "REFUND" else e.amount for e in of),
-                max(e.created_at for e in of),
-            )
+            (chat, sum(-e.amount if e.type == "REFUND" else e.amount for e in of), max(e.created_at for e in of))
             for chat, of in by_chat.items()
         }, name
     assert off() == []

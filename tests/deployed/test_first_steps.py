@@ -89,13 +89,7 @@ def test_long_commands_print_their_progress(tmp_path: Path) -> None:
     )
     for name in ("check_invariants", "reconcile_credits"):
         answer = subprocess.run(
-            python("manage.py", name),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=True,
+            python("manage.py", name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=True
         )
         assert re.match(r"1 of (\d+) \w+\n2 of \1 ", answer.stderr), name
         assert "of" not in answer.stdout.split("\n")[0][:4], name

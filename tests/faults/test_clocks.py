@@ -28,10 +28,7 @@ def library() -> Path:
 @pytest.fixture
 def load() -> Iterator[Load]:
     # Only the wall clock is wrong. The monotonic clock is correct, as on real machines.
-    faked = {
-        "LD_PRELOAD": str(library()),
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
+    faked = {"LD_PRELOAD": str(library()), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     clocks = {name: faked | {"FAKETIME": f"{hours:+d}h"} for name, hours in HOURS.items()}
     with at_work(environment=QUICK | LIMITS, process_environment=clocks) as load:
         yield load

@@ -104,7 +104,4 @@ class Shopper:
             assert all(float(row["balanceAfter"]) >= 0 for row in page["items"])
             path = f"/me/credits/ledger?limit=100&cursor={page['nextCursor']}" if page["nextCursor"] else ""
         credits = self.driver.credits()
-        assert (credits["held"], float(credits["balance"])) == (
-            "0",
-            pytest.approx(self.bought - RUNS_EACH * COST),
-        )
+        assert (credits["held"], float(credits["balance"])) == ("0", pytest.approx(self.bought - RUNS_EACH * COST))

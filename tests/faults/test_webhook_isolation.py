@@ -31,10 +31,7 @@ def test_disabling_an_endpoint_with_many_deliveries_delays_nobody(make_stack: Ca
     # The deliveries wait for their second attempt; the limit is higher, so that all are there when they are dropped.
     stack = make_stack(environment={"webhooks.transitions.WEBHOOK_PENDING_MAX": "1000000", "SIGNUP_CREDITS": "100000"})
     greedy, modest = (Driver(stack.session(name)) for name in ("greedy", "modest"))
-    with (
-        receiving() as receiver,
-        psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True) as database,
-    ):
+    with receiving() as receiver, psycopg.connect(stack.environment["DATABASE_URL"], autocommit=True) as database:
         assert greedy.http.post("/webhooks", {"url": receiver.url}).status_code == 200
         database.execute(FILL, (PENDING,))
         if database.execute("SELECT 1 FROM information_schema.columns WHERE column_name = 'drop_until'").fetchone():

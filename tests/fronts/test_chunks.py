@@ -28,11 +28,7 @@ def feed() -> Feed:
     made = Feed(Chunks(Run(id="run_1", chat_id="chat_1")))
     assert made("run.status", status="queued") == []
     (start,) = made("run.status", Facts("msg_1"), status="running")
-    assert start == {
-        "type": "start",
-        "messageId": "msg_1",
-        "messageMetadata": {"runId": "run_1", "chatId": "chat_1"},
-    }
+    assert start == {"type": "start", "messageId": "msg_1", "messageMetadata": {"runId": "run_1", "chatId": "chat_1"}}
     return made
 
 

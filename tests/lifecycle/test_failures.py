@@ -22,13 +22,7 @@ from tests.lifecycle.conftest import Bench, joined
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        ("/fail the model is out", "MODEL_ERROR"),
-        ("/wait 5", "MODEL_TIMEOUT"),
-    ],
-)
+@pytest.mark.parametrize(("message", "code"), [("/fail the model is out", "MODEL_ERROR"), ("/wait 5", "MODEL_TIMEOUT")])
 def test_model_errors(bench, settings, message, code):
     settings.MODEL_TIMEOUT_SECONDS = 0.3
     run = bench.finish(message)

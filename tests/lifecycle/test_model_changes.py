@@ -22,11 +22,7 @@ def provider(bench: Bench) -> Provider:
     provider = Provider.objects.create(name="main", kind="demo")
     columns = {"provider_model": "demo", "price_in": 0, "price_out": 0}
     demo = Provider.objects.get(name="demo")
-    for name, where, fallbacks in (
-        ("first", provider, ["second", "third"]),
-        ("second", demo, []),
-        ("third", demo, []),
-    ):
+    for name, where, fallbacks in (("first", provider, ["second", "third"]), ("second", demo, []), ("third", demo, [])):
         AgentModel.objects.create(name=name, display_name=name, provider=where, fallbacks=fallbacks, **columns)
     catalogue.refresh()
     return provider

@@ -8,14 +8,7 @@ import pytest
 
 from runs.catalogue.providers import Server
 from runs.llm import demo
-from runs.llm.base import (
-    AssistantMessage,
-    Message,
-    ModelError,
-    ToolMessage,
-    Usage,
-    UserMessage,
-)
+from runs.llm.base import AssistantMessage, Message, ModelError, ToolMessage, Usage, UserMessage
 from runs.llm.registry import aclose_all, client_for
 from tests.llm.helpers import Heard, hear, request_of
 

@@ -114,8 +114,7 @@ class TestOpenAIDialects:
         ]
 
     @pytest.mark.parametrize(
-        "reason",
-        ["error", "abort", "insufficient_system_resource", "function_call_filter: MALFORMED_FUNCTION_CALL"],
+        "reason", ["error", "abort", "insufficient_system_resource", "function_call_filter: MALFORMED_FUNCTION_CALL"]
     )
     def test_a_provider_that_stops_within_the_answer_is_unavailable(self, turn, reason: str):
         assert failure(turn, f"finish={reason}").reason is FailureReason.PROVIDER_UNAVAILABLE

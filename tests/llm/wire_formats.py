@@ -153,10 +153,7 @@ def anthropic(answer: Answer) -> Frames:
         frames.append(event("content_block_stop", index=index))
     reason = wish.text("finish", "tool_use" if answer.calls else "end_turn")
     usage = {"usage": {"output_tokens": output_tokens}} if answer.counted else {}
-    end = [
-        event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, **usage),
-        event("message_stop"),
-    ]
+    end = [event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, **usage), event("message_stop")]
     error = event("error", error={"type": "overloaded_error", "message": "Overloaded"})
     content = [block | whole for block, _, whole in blocks]
     document = {**message, "content": content, "stop_reason": reason}

@@ -28,17 +28,7 @@ from config.queue import jobs
 from credits import ledger
 from credits.models import Account, LedgerEntry
 from runs.lifecycle import sweeps
-from runs.models import (
-    ClientRun,
-    Compaction,
-    ModelAttempt,
-    Run,
-    RunEvent,
-    RunMetadata,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-)
+from runs.models import ClientRun, Compaction, ModelAttempt, Run, RunEvent, RunMetadata, ToolInvocation, Turn, Waitpoint
 from runs.purge import EVENTS_BATCH, prune_events
 from runs.tools import files
 from tests import factories
@@ -333,11 +323,7 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
     "expire-attachments": (lapsed_uploads, lambda: [Attachment.objects.exclude(expires_at=None).count()], 20),
     "purge-attachments": (unused_rows, lambda: [Attachment.objects.count()], 20),
     "purge-chats": (deleted_chats, lambda: [model._base_manager.count() for model in HELD], 8),
-    "sweep-runs": (
-        late_waitpoints,
-        lambda: [Waitpoint.objects.filter(status="PENDING").count()],
-        5,
-    ),
+    "sweep-runs": (late_waitpoints, lambda: [Waitpoint.objects.filter(status="PENDING").count()], 5),
     "sweep-low-credits": (
         low_balances,
         lambda: [
@@ -354,12 +340,7 @@ JOBS: dict[str, tuple[Callable[[Any], None], Callable[[], list[int]], int]] = {
 @pytest.mark.parametrize("job", JOBS)
 def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monkeypatch):
     monkeypatch.setattr("webhooks.transitions.WEBHOOK_PENDING_MAX", 2)
-    for module, name in (
-        (batches, "BATCH"),
-        (idempotency, "PRUNE_BATCH"),
-        (sweeps, "BATCH"),
-        (transitions, "BATCH"),
-    ):
+    for module, name in ((batches, "BATCH"), (idempotency, "PRUNE_BATCH"), (sweeps, "BATCH"), (transitions, "BATCH")):
         monkeypatch.setattr(module, name, 3)
     prepare, left, rows = JOBS[job]
     prepare(user)

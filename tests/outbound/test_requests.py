@@ -27,7 +27,7 @@ def test_sends_no_headers_except_the_necessary_and_the_given_ones():
             send(receiver.url, headers={"X-One": "1"}, reuse=True)
         for request in receiver.requests:
             assert {name.lower() for name, _ in request.headers} == {
-                *("host", "accept-encoding", "content-length", "x-one"),
+                *("host", "accept-encoding", "content-length", "x-one")
             }
 
 

@@ -103,12 +103,7 @@ def test_the_catalogue_is_not_checked_without_a_database(tmp_path, url):
             "https://app.example.com/",
             "https://me@example.com",
         ),
-        *(
-            "https://App.example.com",
-            "ftp://a",
-            "https://",
-            "https://é",
-        ),
+        *("https://App.example.com", "ftp://a", "https://", "https://é"),
     ],
 )
 def test_what_is_no_origin_is_refused(origin):
@@ -140,12 +135,7 @@ def test_no_server_starts_on_a_shared_database_without_its_key(tmp_path):
     start = "from config import checks; checks.require_valid_settings()"  # as each server begins
     for given, expected in ((environment, 1), (environment | {"SECRET_KEY": PRODUCTION["SECRET_KEY"]}, 0)):
         server = subprocess.run(
-            [sys.executable, "-c", start],
-            cwd=ROOT,
-            env=given,
-            capture_output=True,
-            text=True,
-            timeout=100,
+            [sys.executable, "-c", start], cwd=ROOT, env=given, capture_output=True, text=True, timeout=100
         )
         assert server.returncode == expected, server.stderr
         assert ("SECRET_KEY is not" in server.stderr) == bool(expected)

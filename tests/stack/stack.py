@@ -26,15 +26,7 @@ import psycopg
 import requests
 
 from tests.stack import forks, postgres, redis
-from tests.stack.process import (
-    ROOT,
-    Process,
-    free_port,
-    python,
-    remove_directory,
-    temporary_directory,
-    wait_for,
-)
+from tests.stack.process import ROOT, Process, free_port, python, remove_directory, temporary_directory, wait_for
 
 T = TypeVar("T")
 START_SECONDS = 90.0

@@ -21,14 +21,7 @@ def test_a_page_is_returned_as_its_text(call, server):
     server.headers = {"Content-Type": "text/html; charset=utf-8"}
     server.body = PAGE.encode()
     result = call("web_fetch", {"url": f"{server.url}/menu?a=1#part"})
-    assert [line for line in result.text.splitlines() if line] == [
-        "Café",
-        "Menu",
-        "Tea & cake,",
-        "3 < 4",
-        "One",
-        "Two",
-    ]
+    assert [line for line in result.text.splitlines() if line] == ["Café", "Menu", "Tea & cake,", "3 < 4", "One", "Two"]
     assert (result.urls, result.credit_used) == ((), None)
     assert (server.received[0].method, server.received[0].path) == ("GET", "/menu?a=1")
 

@@ -93,10 +93,7 @@ def test_a_long_content_type_is_not_read(call, liar) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [
-        ("a" * 27 + "!", {"pattern": "^(a+)+$"}),
-        ("", {"$ref": "#/$defs/d20"}),
-    ],
+    [("a" * 27 + "!", {"pattern": "^(a+)+$"}), ("", {"$ref": "#/$defs/d20"})],
     ids=["pattern", "references"],
 )
 def test_a_result_is_not_checked_against_the_servers_own_schema(call, liar, monkeypatch, name, rule) -> None:

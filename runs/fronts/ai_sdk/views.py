@@ -35,12 +35,7 @@ class AiSdkViewSet(FrontViewSet):
     lookup_url_kwarg = "chatKey"
     # ``create`` checks further scopes, which depend on what it does.
     required_scopes = {"create": "runs:read", "stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
-    error_statuses = {
-        "create": {402, 404, 409, -406},
-        "stream": {-404, -406},
-        "messages": {-404, -406},
-        "stop": {-406},
-    }
+    error_statuses = {"create": {402, 404, 409, -406}, "stream": {-404, -406}, "messages": {-404, -406}, "stop": {-406}}
     query_parameters = {
         "stream": [POSITION_PARAMETER],
         "messages": [

@@ -115,11 +115,7 @@ def _failure(definition: ToolDefinition, transport: GuardedTransport, error: Bas
 
 
 async def _make(
-    definition: ToolDefinition,
-    input: dict[str, Any],
-    context: ToolContext,
-    client: Client,
-    transport: GuardedTransport,
+    definition: ToolDefinition, input: dict[str, Any], context: ToolContext, client: Client, transport: GuardedTransport
 ) -> Outcome:
     """Call the tool, and call it again while its server only asks for things that are declined."""
     name = definition.remote_name or definition.name
