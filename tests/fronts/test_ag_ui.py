@@ -538,6 +538,7 @@ def test_stop_cancels_a_run_in_line_by_the_clients_id(thread):
         ({"messages": [said("")]}, "messages"),
         ({"messages": [said(5)]}, "messages"),
         ({"resume": {}}, "resume"),
+        ({"resume": [{"interruptId": "wp_1", "status": "canceled", "payload": True}]}, "resume.0.status"),
         ({"tools": [5]}, "tools"),
         ({"context": [{"description": "d"}]}, "context.value"),
         ({"forwardedProps": {"run": {"maxCredit": 5}}}, "run.maxCredit"),

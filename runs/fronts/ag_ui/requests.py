@@ -13,6 +13,7 @@ from runs.fronts.starts import ERROR_MAX_CHARS, text_of
 from runs.models import CLIENT_MESSAGE_ID_MAX_CHARS, WaitpointKind
 
 RUN_ID_MAX_CHARS = 1000
+RESUME_STATUSES = ("resolved", "cancelled")
 NO_INPUT = {"type": "object", "properties": {}}
 
 Object = dict[str, Any]
@@ -75,6 +76,9 @@ def read(body: Mapping[str, Any]) -> Sent:
         problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
     fields = ("messages", "resume", "tools", "context")
     messages, resume, tools, context = (_objects(body.get(field), field, problems) for field in fields)
+    wrong = (index for index, entry in enumerate(resume) if entry.get("status") not in RESUME_STATUSES)
+    if (index := next(wrong, None)) is not None:
+        problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
     if problems:
         raise ValidationFailed(problems)
     properties = body.get("forwardedProps")
