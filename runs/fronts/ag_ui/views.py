@@ -96,7 +96,7 @@ class AgUiViewSet(FrontViewSet):
         # Read before the answers are given: the runs may end at once after them.
         answers = bool(sent.resume or sent.trailing)
         waiting = starts.repeated(chat, sent.message_id) if answers else None
-        ahead = live_runs(chat) if answers else []
+        ahead = live_runs(chat.pk) if answers else []
         if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
             run, index, _, repeats, given = answered
             line = [each for each in ahead if each.created_at > run.created_at]
@@ -233,7 +233,7 @@ class AgUiViewSet(FrontViewSet):
             shown = events.messages_of(run, Message.objects.all())
         else:
             seen = AgUi(run, sent.thread, sent.name)
-            rendering.then = [each for each in live_runs(run.chat) if each.created_at > run.created_at]
+            rendering.then = [each for each in live_runs(run.chat_id) if each.created_at > run.created_at]
             shown = events.until(seen, run, last, rendering.then)
             ends = []
             if reads.asks_at(run.pk, last):
@@ -256,9 +256,8 @@ class AgUiViewSet(FrontViewSet):
         name = body.get("runId")
         chat = find_chat(request.user, threadId)
         first = last = self.active_run(chat) if chat else None
-        if (
-            chat is not None and name is not None
-        ):  # a run that is named may be in line; its stream shows those before it
+        if chat is not None and name is not None:
+            # The named run may be in line. Its stream shows the runs before it.
             row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWERED))
             last = row.run if row else None
             first = answered.run if answered else last
@@ -272,9 +271,12 @@ class AgUiViewSet(FrontViewSet):
         return Response({"stopped": stopped})
 
 
-def live_runs(chat: Chat) -> list[Run]:
-    """The oldest first: the active one, and those in line."""
-    return list(Run.objects.filter(chat=chat, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk"))
+def live_runs(chat_id: str) -> list[Run]:
+    """The active run and those in line, oldest first, without the columns that the caller can make large: a stream
+    keeps the rows.
+    """
+    runs = Run.objects.filter(chat=chat_id, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk")
+    return list(runs.only("chat", "status", "created_at", "assistant_message_id", "last_stream_index"))
 
 
 def offers(agent: str | None) -> bool:
