@@ -60,6 +60,8 @@ class Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
+    # Whether the first part of the arguments is an object; None: it was not parsed.
+    begins_whole: bool | None = None
 
 
 class TurnReader(ABC):

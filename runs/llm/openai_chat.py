@@ -116,8 +116,12 @@ class OpenAITurn(TurnReader):
 
 
 def _is_whole(call: Call) -> bool:
-    """Whether the call came with its arguments as one part."""
-    return len(call.arguments) == 1 and MALFORMED_ARGUMENTS not in arguments_object(call.arguments[0])
+    """Whether the call came with its arguments as one part, which is parsed once, however many parts follow."""
+    if len(call.arguments) != 1:
+        return False
+    if call.begins_whole is None:
+        call.begins_whole = MALFORMED_ARGUMENTS not in arguments_object(call.arguments[0])
+    return call.begins_whole
 
 
 def _add_item(items: list[dict[str, Any]], part: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 set up.
 """
 
+import time
 import traceback
 from typing import Any
 
@@ -68,6 +69,15 @@ class TestOpenAIDialects:
             ("t", '{"n":2}'),
             ("u", "{}"),
         ]
+
+    def test_names_after_broken_arguments_cost_no_time(self, turn):
+        """One part of a call is parsed, not again for each of the parts that follow."""
+        broken = {"function": {"name": "t", "arguments": '{"a":' + "[1]," * 20_000}}
+        raw = data(openai_delta(tool_calls=[broken, *[{"function": {"name": "t"}}] * 3000]), *OPENAI_END)
+        begun = time.process_time()
+        (call,) = turn("x", raw=raw).calls
+        assert call.name == "t"
+        assert time.process_time() - begun < 5
 
     def test_a_name_that_comes_with_each_part_begins_no_call(self, turn):
         parts = [{"index": 0, "function": {"name": "t", "arguments": text}} for text in ("", '{"n":', "1}", "")]
