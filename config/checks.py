@@ -141,7 +141,8 @@ def is_url(text: str, schemes: Collection[str]) -> bool:
 
 def is_dsn(text: str) -> bool:
     """Whether Sentry's SDK accepts the DSN."""
-    return is_http_url(text) and bool(re.fullmatch(r"[^/]+//[^/@:]+(:[^/@]*)?@[^/]+/(.*/)?[0-9]+", text))
+    parts = urlsplit(text) if is_http_url(text) else None
+    return parts is not None and bool(parts.username) and parts.path.rpartition("/")[2].isdecimal()
 
 
 def is_fernet_key(text: str) -> bool:

@@ -88,7 +88,7 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
             found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
             found |= {"system_role": "developer", "sampling": False} if reasons else {}
             found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
-        if re.search("deepseek|kimi", model.lower()):
+        if any(name in model.lower() for name in ("deepseek", "kimi")):
             # Their thinking models refuse a turn with calls whose reasoning is missing.
             found["reasoning_back"] = True
     if server.host == "api.openai.com":
