@@ -34,25 +34,35 @@ SLOW_FILES = {
     "test_tour.py",
     "test_worst_inputs.py",
 }
-# Files with many whole runs. Of `make test`, only ALL=1 executes them.
+# Files that take longest, mostly by many whole runs. Of `make test`, only ALL=1 executes them.
 LONG_FILES = {
-    "test_ag_ui.py",
-    "test_ag_ui_answers.py",
-    "test_ai_sdk.py",
-    "test_ai_sdk_answers.py",
-    "test_context.py",
-    "test_import.py",
-    "test_journals.py",
-    "test_lying_providers.py",
-    "test_mcp_runs.py",
-    "test_model_changes.py",
-    "test_object_storage.py",
-    "test_parked.py",
-    "test_people.py",
-    "test_summaries.py",
+    "api/test_front.py",
+    "chats/test_object_storage.py",
+    "fronts/test_ag_ui.py",
+    "fronts/test_ag_ui_answers.py",
+    "fronts/test_ai_sdk.py",
+    "fronts/test_ai_sdk_answers.py",
+    "lifecycle/test_context.py",
+    "lifecycle/test_model_changes.py",
+    "lifecycle/test_partial_charges.py",
+    "lifecycle/test_provider_limits.py",
+    "lifecycle/test_replaces.py",
+    "lifecycle/test_summaries.py",
+    "lifecycle/test_tool_places.py",
+    "lifecycle/test_waits_for_credits.py",
+    "llm/test_journals.py",
+    "llm/test_lying_providers.py",
+    "llm/test_request_types.py",
+    "llm/test_token_bounds.py",
+    "operations/test_people.py",
+    "outbound/test_deadlines.py",
+    "tools/test_import.py",
+    "tools/test_mcp.py",
+    "tools/test_mcp_runs.py",
+    "tools/test_mcp_tasks.py",
+    "tools/test_parked.py",
+    "webhooks/test_dispatch.py",
 }
-if not LONG:
-    SLOW_FILES |= LONG_FILES
 SLOW = {"admin", "clients", "concurrency", "contract", "deployed", "e2e", "faults", "isolation", "mcp", "streams"}
 
 FAULTS = ("faults", "isolation")
@@ -62,7 +72,9 @@ ALONE_FILES = {"test_outages.py", "test_tool_isolation.py", "test_webhook_isolat
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """`make test` runs nothing of these folders and files, so it does not import them."""
-    return True if FAST and collection_path.name in SLOW | SLOW_FILES else None
+    is_slow = collection_path.name in SLOW | SLOW_FILES
+    is_long = not LONG and "/".join(collection_path.parts[-2:]) in LONG_FILES
+    return True if FAST and (is_slow or is_long) else None
 
 
 # A test that neither these fixtures nor these markers give the database, servers or processes has the same outcome with
