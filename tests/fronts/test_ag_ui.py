@@ -481,7 +481,7 @@ def test_a_client_that_connects_gets_the_open_question(thread):
 
 def test_a_client_that_connects_gets_the_answers_in_line(thread):
     for number in (1, 2, 3):
-        thread.send(said(f"/wait {1 if number == 1 else 0}\n/say {number}", f"u{number}"))
+        thread.send(said(f"/wait {3 if number == 1 else 0}\n/say {number}", f"u{number}"))
     with CaptureQueriesContext(connection) as asked:
         answer = thread.post(path="copilotkit/agent/default/connect")
     # A stream keeps the rows of the runs in line, without what callers can make large.
