@@ -45,10 +45,10 @@ def parse(value: object, *, minimum: int | None = None, field: str = "amount") -
         raise ValueError(f"{field} must be a finite number.")
     if abs(amount) > MAX_MICRO // MICRO:
         raise ValueError(f"{field} must be at most {MAX_MICRO // MICRO}.")
-    micro = amount.scaleb(6)
-    if micro != micro.to_integral_value():
+    exact = amount.quantize(Decimal("0.000001"))  # not by arithmetic, which rounds long amounts to 28 digits
+    if exact != amount:
         raise ValueError(f"{field} may have at most 6 decimals.")
-    result = int(micro)
+    result = int(exact.scaleb(6))
     if minimum is not None and result < minimum:
         raise ValueError(f"{field} must be at least {to_text(minimum)}.")
     return result

@@ -111,6 +111,8 @@ class TestGrants:
         [
             *(("amount", value) for value in (25, "0", "-1", "0.0000001", "1e400", "NaN", "", None, "x" * 99999, [])),
             *(("amount", value) for value in ("1e2", "1_000", "+5", " 5", "5\n", "5.", ".5", "1.0.0", "\u0665", "²")),
+            *(("amount", f"{whole}.{'0' * 30}1") for whole in (0, 1, 10**9)),
+            ("amount", f"0.{'9' * 40}"),
             *(("reference", value) for value in ("", "x" * 201, 5, None)),
             *(("reason", value) for value in ("", "x" * 201, 5, None)),
             *(("expiresAt", value) for value in ("soon", "2027-01-31T00:00:00", "2099-01-01T00:00:00Z", 5, "")),
