@@ -447,7 +447,9 @@ def test_run_is_the_same_route_and_names_an_agent(thread):
     run = thread.run(said("/say Hello"), path="copilotkit/agent/support/run")
     assert run["agent"] == "support@1"
     for name in ("nobody", "a" * 10_000, "support@9", "%00"):
-        assert thread.post(said("/say Hello"), path=f"ag-ui/agents/{name}").status_code == 404
+        answer = thread.post(said("/say Hello"), path=f"ag-ui/agents/{name}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == "There is no agent with this name."
 
 
 def test_a_run_whose_agent_is_disabled_is_answered_and_shown_again(thread):
@@ -460,7 +462,8 @@ def test_a_run_whose_agent_is_disabled_is_answered_and_shown_again(thread):
     thread.send(said("/ask …"), path=path, **resolved(run, "Tuesday"))
     assert thread.bench.wait(run["id"])["answer"] == "On Tuesday"
     assert thread.post(said("/say Hello", "u2"), path=path).status_code == 404
-    assert AgUi(thread.bench, "another thread").post(said("/say Hello"), path=path).status_code == 404
+    refused = AgUi(thread.bench, "another thread").post(said("/say Hello"), path=path)
+    assert refused.json()["error"]["message"] == "There is no agent with this name."
     assert Chat.objects.count() == Run.objects.count() == 1
 
 

@@ -36,6 +36,7 @@ from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
 DEFAULT = "default"
+NO_AGENT = "There is no agent with this name."
 # Of a request that shows runs in line: what names the run that it answered.
 ANSWERED = "ag-ui answered"
 # The most results of calls in a request; earlier ones are ignored.
@@ -89,7 +90,9 @@ class AgUiViewSet(FrontViewSet):
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
         # A run can be answered and continue when its agent is no longer offered.
-        chat = self.chat_or_new(sent.thread) if offers(agent) else self.chat(sent.thread)
+        chat = self.chat_or_new(sent.thread) if offers(agent) else find_chat(self.request.user, sent.thread)
+        if chat is None:
+            raise NotFound(NO_AGENT)
         key = starts.key_of("ag-ui", sent.name)
         row, repeats = starts.find(chat, key), True
         line, given = list[Run](), set[str]()
@@ -136,7 +139,7 @@ class AgUiViewSet(FrontViewSet):
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
         if not offers(agent):
-            raise NotFound
+            raise NotFound(NO_AGENT)
         self.require_scope("runs:write")
         if not sent.text:
             raise ValidationFailed({"messages": ["The last message must be the user's, with a text."]})
