@@ -1,5 +1,6 @@
 """The routes of AG-UI and CopilotKit: what a POST starts, answers and streams, and what a client that connects gets."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from chats.models import Chat
 from runs import catalogue
 from runs.catalogue import agents
+from runs.fronts.ag_ui import events as rendered
 from runs.models import Agent, ClientRun, Run, Waitpoint
+from runs.streams.reads import existing
 from tests import factories
 from tests.driver import until
 from tests.fronts.conftest import parse
@@ -588,6 +591,22 @@ def test_a_key_needs_the_scopes_of_what_it_does(thread, user, missing):
     assert (answer.status_code, answer.json()["error"]["details"]) == (403, {"requiredScope": missing})
     assert Chat.objects.count() == 1
     assert thread.bench.get(run["id"])["status"] == "waiting"
+
+
+@pytest.mark.parametrize(("more", "roles"), [([], ["assistant"]), (["chats:read"], ["user", "assistant"])])
+def test_only_a_key_that_reads_chats_gets_the_user_s_messages(thread, user, more, roles):
+    run = thread.run(said("/stream 6 30\n/flaky 503 1 Two"))
+    thread.run(said("/say Three", "u2"))
+    client = factories.public_client(user, ["runs:read", *more])
+    key = AgUi(thread.bench, thread.key, "/api/public/v1", client)
+    assert [message["role"] for message in key.connect()[1]["messages"]] == 2 * roles
+    assert [message["role"] for message in key.again(2)[1]["messages"]] == (2 * roles)[:-1]
+    # The client of a live stream gets another snapshot where the provider fails.
+    live = rendered.AgUi(Run.objects.get(pk=run["id"]))
+    live.with_said = bool(more)
+    (reset,) = (each for each in existing(run["id"], 0, run["lastStreamIndex"]) if each.type == "message.reset")
+    snapshot = json.loads(live.facts_of(reset).messages)
+    assert [message["role"] for message in snapshot["messages"]] == roles[:-1]
 
 
 def test_a_user_without_a_place_for_a_stream_starts_nothing(thread, settings):

@@ -45,7 +45,7 @@ CAPABILITIES = {
 class AgUi(Rendering):
     """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: a snapshot of the
     messages before the stream, or None if the client has them. ``given``: the calls whose outcomes the client has.
-    ``then``: the runs that follow in the same AG-UI run.
+    ``then``: the runs that follow in the same AG-UI run. ``with_said``: snapshots have the user's messages.
     """
 
     shows_questions = False
@@ -55,6 +55,7 @@ class AgUi(Rendering):
         self.thread, self.name, self.then = thread, name, then
         self.before: Part | None = None
         self.given: Collection[str] = ()
+        self.with_said = True
         # Whether the client has RUN_STARTED.
         self.is_sent = False
 
@@ -66,7 +67,10 @@ class AgUi(Rendering):
         if event.type != StreamType.MESSAGE_RESET:
             return super().facts_of(event)
         run = Run.objects.filter(pk=self.run_id).first()
-        return Facts(messages=snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
+        return Facts(messages=self.snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
+
+    def snapshot(self, messages: Sequence[Data]) -> str:
+        return snapshot([message for message in messages if self.with_said or message["role"] != "user"])
 
     @property
     def turn_message(self) -> str:

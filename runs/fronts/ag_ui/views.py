@@ -121,18 +121,23 @@ class AgUiViewSet(FrontViewSet):
             row = ClientRun(run=newest)
         if row is None:
             row, repeats = self.started(chat, key, sent, agent), False
-        rendering = AgUi(row.run, sent.thread, sent.name, line)
+        rendering = self.rendering(row.run, sent.thread, sent.name, line)
         if repeats:
-            rendering.before = events.snapshot(events.until(AgUi(row.run), row.run, row.index, line))
+            rendering.before = rendering.snapshot(events.until(AgUi(row.run), row.run, row.index, line))
         else:
             rendering.given = given
         return self.in_turn(rendering, row.run, row.index)
+
+    def rendering(self, *about: Any) -> AgUi:
+        rendering = AgUi(*about)
+        rendering.with_said = self.has_scope("chats:read")
+        return rendering
 
     def in_turn(self, rendering: AgUi, run: Run, index: int) -> Frames:
         """What follows in the run after this event, and then the runs ``rendering.then`` in the same AG-UI run."""
         rest, later = None, rendering.then
         for number in reversed(range(len(later))):
-            other = AgUi(later[number], rendering.thread, rendering.name, later[number + 1 :])
+            other = self.rendering(later[number], rendering.thread, rendering.name, later[number + 1 :])
             other.is_sent = True
             rest = self.frames(other, later[number], continues=True, then=rest)
         return self.frames(rendering, run, (index, 0), continues=True, then=rest)
@@ -230,7 +235,7 @@ class AgUiViewSet(FrontViewSet):
         run = self.newest(chat) if chat else None
         if run is None:
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
-        rendering, last = AgUi(run, sent.thread, sent.name), run.last_stream_index
+        rendering, last = self.rendering(run, sent.thread, sent.name), run.last_stream_index
         ends: list[Part] = [rendering.of_run("RUN_FINISHED")]
         if run.status in FINAL_RUN_STATUSES:
             shown = events.messages_of(run, Message.objects.all())
@@ -245,7 +250,7 @@ class AgUiViewSet(FrontViewSet):
                 ends = seen.client_calls()
         # Without the results of calls that are not shown.
         kept = dropwhile(lambda message: message["role"] == "tool", shown[-CONNECTED_MESSAGES:])
-        rendering.before = events.snapshot(list(kept))
+        rendering.before = rendering.snapshot(list(kept))
         if not ends:
             return self.open_stream(lambda: self.in_turn(rendering, run, last))
         parts = [*rendering.resumed(), *ends]
