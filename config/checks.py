@@ -17,6 +17,7 @@ FERNET_KEY_BYTES = 32
 # An origin as browsers send it: no path, user or upper case.
 ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
+REDIS_PATH = re.compile(r"/?[0-9]*")
 # Each threshold has a bit in the marks of an account (credits/low.py).
 LOW_THRESHOLDS_MAX = 10
 ADDRESSES = (
@@ -48,7 +49,7 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         if not is_fernet_key(key):
             make = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
             yield 5, f"ENCRYPTION_KEYS: key {place} is not a Fernet key.", f"Create one: {make}"
-    if settings.REDIS_URL and not is_url(settings.REDIS_URL, REDIS_SCHEMES):
+    if settings.REDIS_URL and not is_redis_url(settings.REDIS_URL):
         yield 6, "REDIS_URL is not a Redis address.", "Set REDIS_URL to redis://host:6379/0 or rediss://…"
     if not is_http_url(settings.BASE_URL) or any(sign in settings.BASE_URL for sign in "?#@ "):
         yield 7, "BASE_URL is not an http(s) address.", "Set BASE_URL, for example to https://api.example.com"
@@ -109,6 +110,11 @@ def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]
 @register(Tags.security, deploy=True)
 def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Settings that are safe for local use only."""
+    from django.http.request import split_domain_port, validate_host  # not needed in a process
+
+    host = split_domain_port(settings.BASE_URL.partition("://")[2].partition("/")[0])[0]
+    is_allowed = validate_host(host, settings.ALLOWED_HOSTS)
+    endless = settings.SECURE_SSL_REDIRECT and not settings.SECURE_PROXY_SSL_HEADER
     same = "in every process."
     unsafe = [
         (1, {"*", "."} & {*settings.ALLOWED_HOSTS}, "ALLOWED_HOSTS allows every host.", "Name the service's hosts."),
@@ -123,12 +129,20 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
         (10, settings.SESSION_JWKS_URL.startswith("http:"), "SESSION_JWKS_URL is not https.", "Set it to https://…"),
         (11, not settings.SESSION_ISSUER, "The service issues its own session tokens.", "Set SESSION_ISSUER."),
         (12, not settings.REDIS_URL, "REDIS_URL is not set.", "Set the Redis server that all processes share."),
+        (14, not settings.DATABASE_URL, "DATABASE_URL is not set.", "Set the PostgreSQL that all processes share."),
+        (15, not is_allowed, f"ALLOWED_HOSTS is without {host}.", "Add the host of BASE_URL."),
+        (16, endless, "TRUST_FORWARDED_PROTO is off: https is redirected too.", "Set it."),
     ]
     return [Warning(message, hint=hint, id=f"api.W{number:03d}") for number, found, message, hint in unsafe if found]
 
 
 def is_http_url(text: str) -> bool:
     return is_url(text, {"http", "https"}) and bool(urlsplit(text).hostname)
+
+
+def is_redis_url(text: str) -> bool:
+    """Celery accepts only numbers of databases."""
+    return is_url(text, REDIS_SCHEMES) and (text.startswith("unix") or bool(REDIS_PATH.fullmatch(urlsplit(text).path)))
 
 
 def is_url(text: str, schemes: Collection[str]) -> bool:

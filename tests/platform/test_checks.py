@@ -24,6 +24,7 @@ PRODUCTION = {
     "REDIS_URL": "rediss://broker.example.com:6379/0",
     "BASE_URL": "https://api.example.com",
     "ALLOWED_HOSTS": "api.example.com",
+    "TRUST_FORWARDED_PROTO": "1",
     "METRICS_TOKEN": "0123456789abcdef",
     "SESSION_ISSUER": "https://id.example.com/",
     "SESSION_AUDIENCE": "agents",
@@ -63,7 +64,11 @@ def test_valid_production_settings_give_no_warning(tmp_path):
         ("OUTBOUND_ALLOW_PRIVATE", "1"),
         ("PLAYGROUND_STAFF_ONLY", "0"),
         ("SESSION_JWKS_URL", "http://id.example.com/jwks"),
+        ("DATABASE_URL", ""),
         ("REDIS_URL", ""),
+        ("ALLOWED_HOSTS", "other.example.com"),
+        ("ALLOWED_HOSTS", "https://api.example.com"),
+        ("TRUST_FORWARDED_PROTO", "0"),
     ],
 )
 def test_a_setting_for_local_use_is_a_warning(tmp_path, name, value):
@@ -194,6 +199,7 @@ def test_a_state_directory_that_cannot_be_made_is_reported(tmp_path):
         ("REDIS_URL", "redis://host:port/0"),
         ("REDIS_URL", "redis://host:99999/0"),
         ("REDIS_URL", "redis://[host"),
+        ("REDIS_URL", "redis://host:6379/name"),
         ("BASE_URL", "https://host:99999"),
         ("BASE_URL", "https://me@example.com"),
         ("BASE_URL", "https://example.com?a=b"),
