@@ -4,6 +4,7 @@ import argparse
 import os
 import resource
 import signal
+import sys
 from functools import partial
 from typing import Any
 
@@ -72,7 +73,11 @@ def main() -> None:
         respawn_failed_workers=True,
         workers_kill_timeout=settings.WEB_GRACEFUL_SECONDS,
     )
-    server.serve(target_loader=partial(load, name=options.name, address=f"{options.host}:{settings.PORT}"))
+    address = f"{options.host}:{settings.PORT}"
+    try:
+        server.serve(target_loader=partial(load, name=options.name, address=address))
+    except RuntimeError as error:  # such as a port in use; the other lines are granian's stack
+        sys.exit(f"{options.name} on {address}: {str(error).partition(chr(10))[0]}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_each_process_says_once_that_it_is_ready(make_stack: Callable[..., Stack
         assert len(lines[name]) == 1, lines
         assert re.fullmatch(rf"ready: {what}, version \d+\.\d+\.\d+", lines[name][0]), lines
         assert found(AWAY, stack.processes[name]) == []
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        answer = subprocess.run(
+            python("-m", "config.serve"),
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert answer.returncode == 1
+    assert answer.stderr.strip() == f"web on 0.0.0.0:{port}: Address already in use (os error 98)"
 
 
 # --- without a database ----------------------------------------------------------------------------------------------
