@@ -80,8 +80,9 @@ def unspent(account_id: int) -> dict[str, int]:
     expired = list(LedgerEntry.objects.filter(type=EntryType.EXPIRY, against__in=grants))
     revoked = list(entries.filter(REVOCATION))
     marks: list[Any] = sorted([*grants, *expired, *revoked], key=lambda mark: (mark.created_at, mark.id))
-    # Each row gets the number of marks up to it, in one pass: there can be as many grants as days.
-    parts = entries.annotate(
+    # Each row that changes the balance gets the number of marks up to it, in one pass: there can be as many grants as
+    # days.
+    parts = entries.exclude(type__in=[EntryType.HOLD, EntryType.RELEASE]).annotate(
         part=Window(Count("pk", filter=MARK), order_by="created_at"),
         change=Case(When(~MARK, then=effect())),
         spent=Case(When(SPENT & ~MARK, then=Abs("amount"))),
