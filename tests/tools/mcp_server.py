@@ -166,6 +166,10 @@ def report() -> CallToolResult:
                 type="resource",
                 resource=BlobResourceContents(uri="file://a", mime_type="image/png", blob=b64encode(PNG).decode()),
             ),
+            EmbeddedResource(
+                type="resource", resource=BlobResourceContents(uri="file://b", mime_type="application/pdf", blob="aGk=")
+            ),
+            EmbeddedResource(type="resource", resource=BlobResourceContents(uri="file://c", blob="aGk=")),
         ]
     )
 

@@ -93,6 +93,8 @@ class TestAgainstTheSdk:
             "chart: https://files.example/chart.svg",
             "note: note://1",
             "[image/png, which is not text]",
+            "[application/pdf, which is not text]",
+            "[resource, which is not text]",
             "[image-1.png]",
             "[image-2.png]",
         ]

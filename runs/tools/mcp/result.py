@@ -37,7 +37,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
         elif image := _image(block):
             images.append(image)
         else:
-            kind = getattr(block, "mime_type", None) or block.type
+            kind = getattr(getattr(block, "resource", block), "mime_type", None) or block.type
             parts.append(f"[{kind}, which is not text]")
     if not parts and result.structured_content is not None:
         parts.append(result_text(definition.name, result.structured_content))
