@@ -169,6 +169,12 @@ def test_a_list_that_breaks_the_protocol_is_an_error_and_changes_nothing(lister)
     assert not Tool.objects.filter(node_type="mcp").exists()
 
 
+def test_a_model_gets_no_details_of_a_list_that_breaks_the_protocol(lister, call):
+    lister.tools = [listed("good"), listed("bad", inputSchema={"type": "array"})]
+    error = test_mcp.failure(call, test_mcp.tool(lister.url, "good"), {})
+    assert error.message == "good broke the MCP protocol."
+
+
 def test_too_many_tools_are_refused(lister, monkeypatch):
     monkeypatch.setattr("runs.catalogue.imports.TOOL_IMPORT_MAX", 2)
     lister.tools = [listed(f"t{number}") for number in range(3)]

@@ -107,8 +107,8 @@ def _failure(definition: ToolDefinition, transport: GuardedTransport, error: Bas
         return tool_error(f"{name} answered with HTTP status {transport.status_code}.")
     if isinstance(error, MCPError):
         return tool_error(f"{name} answered with an error: {definition.without_secrets(error.message)}")
-    # Details about a list of tools are for staff; a model does not get such details.
-    if isinstance(error, ValueError) and transport.call is None:
+    # Details are for staff, who import a list of tools for no user; a model does not get such details.
+    if isinstance(error, ValueError) and not transport.owner:
         return tool_error(f"{name}: {definition.without_secrets(str(error))}")
     logger.warning("MCP server of %s failed", name, exc_info=error)
     return tool_error(f"{name} broke the MCP protocol.")
