@@ -72,8 +72,9 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
                 continue
             name = prefix + re.sub(r"[^A-Za-z0-9_-]+", "_", tool.name)
             if name in taken or len(name) > NAME_MAX_CHARS:
-                reason = f"has more than {NAME_MAX_CHARS} characters" if len(name) > NAME_MAX_CHARS else "is taken"
-                imported.skipped.append((tool.name, f"The name {name} {reason}. A prefix may help."))
+                too_long = f"has more than {NAME_MAX_CHARS} characters."
+                reason = too_long if len(name) > NAME_MAX_CHARS else "is taken. A prefix may help."
+                imported.skipped.append((tool.name, f"The name {name} {reason}"))
                 continue
             own = {"remote_name": "" if name == tool.name else tool.name, "price": price, "enabled": enabled}
             row = Tool(name=name, node_type=MCP, url=url, **own, **described, **stored_headers)
@@ -88,8 +89,10 @@ def _described(listed: Any) -> dict[str, Any]:
     """The columns that come from the server. Raises ValueError if they cannot be stored."""
     if not 0 < len(listed.name) <= REMOTE_NAME_MAX_CHARS or clean_text(listed.name) != listed.name:
         raise ValueError(f"The server's name must have 1 to {REMOTE_NAME_MAX_CHARS} characters.")
+    # Before the revision 2025-06-18, the title was among the annotations.
+    title = listed.title or (listed.annotations and listed.annotations.title) or listed.name
     return {
-        "display_name": shorten(clean_text(listed.title or listed.name), TITLE_MAX_CHARS),
+        "display_name": shorten(clean_text(title), TITLE_MAX_CHARS),
         "description": shorten(clean_text(listed.description or ""), DESCRIPTION_MAX_CHARS),
         "input_schema": read_schema(listed.input_schema),
     }

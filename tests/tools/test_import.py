@@ -131,14 +131,27 @@ def test_a_second_import_brings_the_description_and_keeps_what_staff_decide(list
     assert Tool.objects.filter(name="gone", enabled=True).exists()
 
 
+def test_a_title_may_be_among_the_annotations(lister):
+    lister.tools = [
+        listed("old", annotations={"title": "Of 2025-03-26"}),
+        listed("both", title="The newer", annotations={"title": "The older"}),
+        listed("none", annotations={"readOnlyHint": True}),
+    ]
+    run_import(lister.url)
+    titles = Tool.objects.filter(node_type="mcp").values_list("display_name", flat=True)
+    assert {*titles} == {"Of 2025-03-26", "The newer", "none"}
+
+
 def test_names_that_are_taken_are_skipped_and_a_prefix_helps(lister):
     lister.tools = [listed("calculate"), listed("model"), listed("x" * 64), listed("a.b"), listed("a/b")]
     said = run_import(lister.url)
     assert said.splitlines()[-1] == "2 added, 0 changed, 0 unchanged, 3 skipped."
-    assert "skipped: calculate: The name calculate is taken" in said
+    assert "skipped: calculate: The name calculate is taken. A prefix may help." in said
     assert Tool.objects.get(name="calculate").node_type == "builtin"
     said = run_import(lister.url, "--prefix", "git_")
     assert said.splitlines()[-1] == "3 added, 0 changed, 2 unchanged, 0 skipped."
+    lister.tools = [listed("x" * 65)]
+    assert f"skipped: {'x' * 65}: The name {'x' * 65} has more than 64 characters.\n" in run_import(lister.url)
     assert Tool.objects.get(name="git_calculate").remote_name == "calculate"
     assert Tool.objects.get(name="git_a_b").remote_name == "a/b"
 
