@@ -352,6 +352,17 @@ def test_a_key_needs_the_scope_of_each_thing_that_it_does(bench, user, scopes, m
     assert not Chat.objects.exists()
 
 
+@pytest.mark.parametrize("more", [[], ["runs:read"]])
+def test_only_a_key_that_reads_runs_gets_tool_calls_and_costs(chat, user, more):
+    chat.run(said('/call calculate {"expression": "6*7"}\n/say Done'))
+    client = factories.public_client(user, ["chats:read", *more])
+    answer = UseChat(chat.bench, base="/api/public/v1", client=client).messages()[-1]
+    kinds = [part["type"] for part in answer["parts"] if part["type"] != "step-start"]
+    assert kinds == (["dynamic-tool", "text"] if more else ["text"])
+    assert answer["parts"][-1]["text"] == "Done"
+    assert ("metadata" in answer) == bool(more)
+
+
 def test_a_key_without_the_scope_answers_nothing(chat, user):
     run = chat.run(said(CHART))
     scopes = ["runs:read", "runs:write", "chats:write"]

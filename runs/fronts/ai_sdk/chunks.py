@@ -182,11 +182,13 @@ def completed(run: Any) -> dict[str, Any]:
 
 
 def ui_message(message: Message, recorded: dict[str, Recorded], base: str) -> dict[str, Any]:
-    """``base``: the path of the caller's surface."""
+    """``base``: the path of the caller's surface. Without its run in ``recorded``, a message shows its text alone."""
     if message.role == Message.Role.USER:
         return {"id": message.pk, "role": "user", "parts": _sent(message, base)}
-    run = recorded[message.run_id]
-    return {"id": message.pk, "role": "assistant", "metadata": _metadata(run.run), "parts": _parts(message, run)}
+    shown: dict[str, Any] = {"id": message.pk, "role": "assistant"}
+    if (run := recorded.get(message.run_id)) is None:
+        return shown | {"parts": [STEP, {"type": "text", "text": message.content, "state": "done"}]}
+    return shown | {"metadata": _metadata(run.run), "parts": _parts(message, run)}
 
 
 def _sent(message: Message, base: str) -> list[dict[str, Any]]:

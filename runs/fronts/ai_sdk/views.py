@@ -156,7 +156,8 @@ class AiSdkViewSet(FrontViewSet):
 
         def prepare(batch: list[Message]) -> None:
             recorded.clear()
-            recorded.update(recorded_of(request.user, batch))
+            if self.has_scope("runs:read"):
+                recorded.update(recorded_of(request.user, batch))
 
         # A run with many calls is large.
         how: Any = {"limit": API_PAGE_SIZE_MAX, "ascending": True, "at_once": 25, "prepare": prepare}
