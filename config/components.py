@@ -60,7 +60,8 @@ SERVER_AUTHENTICATION_CLASS = "apikeys.keys.ServerKeyAuthentication"
 CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
 CORS_ALLOW_HEADERS = [
     *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "if-none-match", "if-range"),
-    *("last-event-id", "range", "traceparent", "tracestate", "x-request-id"),
+    *("last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version", "range", "traceparent", "tracestate"),
+    "x-request-id",
 ]
 CORS_EXPOSE_HEADERS = [
     *("X-Request-Id", "Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),

@@ -1,10 +1,13 @@
 from typing import Any
 
+from corsheaders.signals import check_request_enabled
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.models.signals import post_migrate
+from django.http import HttpRequest
 
 from config.queue.nudges import nudge_after_commit
 
@@ -21,10 +24,16 @@ class RunsConfig(AppConfig):
 
         post_migrate.connect(add_builtin_tools, sender=self, dispatch_uid="runs.builtin_tools")
         credits_added.connect(_resume_paid, dispatch_uid="runs.resume_paid")
+        check_request_enabled.connect(_is_of_an_mcp_page, dispatch_uid="runs.mcp_pages")
 
 
 def _resume_paid(sender: type, user_id: int, **kwargs: Any) -> None:
     nudge_after_commit(RESUME_PAID, str(user_id))
+
+
+def _is_of_an_mcp_page(sender: None, request: HttpRequest, **kwargs: Any) -> bool:
+    """Whether browsers may show the answer to a page of another origin: the receiver of a signal of corsheaders."""
+    return request.path_info == "/api/mcp" and request.headers.get("Origin") in settings.MCP_ALLOWED_ORIGINS
 
 
 @register("catalogue", deploy=True)

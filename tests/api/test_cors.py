@@ -73,6 +73,16 @@ def test_other_paths_allow_no_origin(path: str) -> None:
         assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
 
 
+def test_mcp_has_origins_of_its_own(settings: Any) -> None:
+    settings.MCP_ALLOWED_ORIGINS = [OTHER]
+    for preflight in (True, False):
+        assert is_allowed(ask("/api/mcp", OTHER, preflight=preflight), OTHER)
+        assert not is_allowed(ask("/api/mcp", preflight=preflight))
+        assert not is_allowed(ask(PATHS[0], OTHER, preflight=preflight), OTHER)
+    headers = ask("/api/mcp", OTHER, preflight=True)["Access-Control-Allow-Headers"].split(", ")
+    assert {"authorization", "content-type", "mcp-method", "mcp-name", "mcp-protocol-version"} <= {*headers}
+
+
 def test_no_origin_is_allowed_by_default(settings: Any) -> None:
     settings.CORS_ALLOWED_ORIGINS = []
     assert not is_allowed(ask(PATHS[0], preflight=True))
