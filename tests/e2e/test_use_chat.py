@@ -133,6 +133,15 @@ def test_an_answer_continues_after_a_reload_and_after_a_restart(
     assert len(client.get("/runs").json()["items"]) == 1
 
 
+def test_a_message_that_did_not_arrive_is_sent_again(open_app: Callable[[str], tuple[Client, Page]]) -> None:
+    client, page = open_app("dora")
+    page.route("**/ai-sdk/chat", lambda route: route.abort(), times=1)
+    send(page, "/say heard")
+    ended(page, 1)
+    expect(page.locator("article p")).to_contain_text(["/say heard", "heard"])
+    assert len(client.get("/runs").json()["items"]) == 1
+
+
 def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Client, Page]]) -> None:
     client, page = open_app("cleo")
     send(page, "/say one")

@@ -3,6 +3,7 @@ import {
   DefaultChatTransport,
   lastAssistantMessageIsCompleteWithApprovalResponses as approvalsAreGiven,
   lastAssistantMessageIsCompleteWithToolCalls as answersAreGiven,
+  TypeValidationError,
   type DynamicToolUIPart,
   type UIMessage,
 } from "ai";
@@ -17,13 +18,23 @@ kept.token ??= prompt("Session token") ?? "";
 kept.chat ??= crypto.randomUUID(); // the app's own name of the chat; the first message makes the chat
 const base = `${api}/ai-sdk/chat`;
 const headers = () => ({ Authorization: `Bearer ${kept.token}` });
-const transport = new DefaultChatTransport<Message>({ api: base, headers });
+const transport = new DefaultChatTransport<Message>({
+  api: base,
+  headers,
+  // The last message is enough. With all messages and their files, a request would soon be too large.
+  prepareSendMessagesRequest: ({ id, messages, trigger, messageId, body }) => ({
+    body: { ...body, id, messages: messages.slice(-1), trigger, messageId },
+  }),
+});
 
 async function load(): Promise<Message[]> {
   const messages: Message[] = [];
   for (let page = ""; ; ) {
     const answer = await fetch(`${base}/${kept.chat}/messages${page}`, { headers: headers() });
-    if (answer.status === 401) kept.removeItem("token"); // the page asks for it when it is loaded again
+    if (answer.status === 401) {
+      if (kept.token) location.reload(); // the page asks for another token
+      kept.removeItem("token");
+    }
     const body = await answer.json();
     if (!answer.ok) throw new Error(body.error.message);
     messages.push(...body.messages);
@@ -32,6 +43,9 @@ async function load(): Promise<Message[]> {
   }
 }
 
+// A refused request has the service's answer as its message.
+const textOf = ({ message }: Error) => (message.startsWith('{"error"') ? JSON.parse(message).error.message : message);
+
 function Chat({ messages }: { messages: Message[] }) {
   const chat = useChat<Message>({
     id: kept.chat,
@@ -39,9 +53,14 @@ function Chat({ messages }: { messages: Message[] }) {
     resume: true, // after a reload, the answer that is being written
     transport,
     sendAutomaticallyWhen: (state) => approvalsAreGiven(state) || answersAreGiven(state),
-    onError: (error) => error instanceof TypeError && later(), // the connection is lost, but not the run
+    // The connection is lost, but not the run. Version 6 also stops when a worker was lost, and text is sent again.
+    onError: (error) => (error instanceof TypeError || TypeValidationError.isInstance(error)) && later(),
   });
-  const again = () => load().then(chat.setMessages).then(() => chat.resumeStream(), later);
+  // A message without an answer may not have arrived. The same message starts one run, however often it is sent.
+  const again = () =>
+    chat.messages.at(-1)?.role === "user"
+      ? chat.sendMessage()
+      : load().then(chat.setMessages).then(() => chat.resumeStream(), later);
   const later = () => setTimeout(again, 1000);
   const works = chat.status === "submitted" || chat.status === "streaming";
 
@@ -58,10 +77,12 @@ function Chat({ messages }: { messages: Message[] }) {
   const stop = () => fetch(`${base}/${kept.chat}/stop`, { method: "POST", headers: headers() });
   function call(part: DynamicToolUIPart) {
     if (part.state === "approval-requested") {
-      const { id, requestReason } = part.approval;
+      const { id, descriptor } = part.approval; // topUpUrl: the run waits for credits
+      const { estimatedCredits, topUpUrl } = descriptor as { estimatedCredits: number; topUpUrl?: string };
       return (
         <div className="card">
-          <pre>{`${part.toolName} wants to spend ${requestReason}: ${JSON.stringify(part.input, null, 2)}`}</pre>
+          <pre>{`${part.toolName} wants to spend ${estimatedCredits} credits: ${JSON.stringify(part.input, null, 2)}`}</pre>
+          {topUpUrl && <a href={topUpUrl} target="_blank">Buy credits</a>}
           <button disabled={works} onClick={() => chat.addToolApprovalResponse({ id, approved: false })}>Refuse</button>
           <button disabled={works} onClick={() => chat.addToolApprovalResponse({ id, approved: true })}>Approve</button>
         </div>
@@ -95,10 +116,11 @@ function Chat({ messages }: { messages: Message[] }) {
             </div>
           ))}
           {message.role === "user" && <button onClick={() => edit(message)}>Edit</button>}
+          {message.metadata?.errorCode && <p className="note">{message.metadata.errorCode}</p>}
           {message.metadata?.creditsUsed !== undefined && <p className="note">{message.metadata.creditsUsed} credits</p>}
         </article>
       ))}
-      {chat.error && <p className="note">{chat.error.message}</p>}
+      {chat.error && <p className="note">{textOf(chat.error)}</p>}
       <form onSubmit={send}>
         <textarea name="message" aria-label="Message" required />
         <button disabled={works}>Send</button>
