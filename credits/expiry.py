@@ -5,25 +5,24 @@ are spent last. Open holds keep the part that they need until they are settled. 
 row exists.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, Count, Q, When, Window
-from django.db.models.functions import Abs
+from django.db.models import Case, OuterRef, Q, Subquery, Sum, When
+from django.db.models.functions import Coalesce, TruncDay
 
-from config.database.queries import read
 from config.kernel import clock
 from config.queue import jobs
-from credits import ledger
-from credits.models import CHARGES, REVOCATION, Account, EntryType, LedgerEntry, PendingExpiry
-from credits.sums import effect, total
+from credits import ledger, statement
+from credits.models import CHARGES, REVOCATION, STAFF_TYPES, Account, DayTotal, EntryType, LedgerEntry, PendingExpiry
+from credits.sums import total
 
 ACCOUNTS_BATCH = 500
-SPENT = Q(type__in=CHARGES) | Q(type=EntryType.ADJUSTMENT, amount__lt=0)
 # The rows at which the order of spending changes: expiring grants, expiries, and revocations of any grant.
 MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | REVOCATION
 
@@ -68,54 +67,53 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 
 def unspent(account_id: int) -> dict[str, int]:
-    """The unspent micro-credits of each expiring grant, by grant id. The caller holds the account's lock. Four queries.
+    """The unspent micro-credits of each expiring grant, by grant id. The caller holds the account's lock. Two queries.
 
-    The order of spending changes only where such a grant begins, expires or is revoked, so sums between these moments
-    are enough.
+    Charges, of which there can be millions, are read as sums: those of whole days, and for each mark those of its day
+    until then.
     """
-    entries = LedgerEntry.objects.filter(account_id=account_id).order_by()
-    grants = list(entries.filter(expires_at__isnull=False))
-    if not grants:
-        return {}
-    expired = list(LedgerEntry.objects.filter(type=EntryType.EXPIRY, against__in=grants))
-    revoked = list(entries.filter(REVOCATION))
-    marks: list[Any] = sorted([*grants, *expired, *revoked], key=lambda mark: (mark.created_at, mark.id))
-    # Each row that changes the balance gets the number of marks up to it, in one pass: there can be as many grants as
-    # days.
-    parts = entries.exclude(type__in=[EntryType.HOLD, EntryType.RELEASE]).annotate(
-        part=Window(Count("pk", filter=MARK), order_by="created_at"),
-        change=Case(When(~MARK, then=effect())),
-        spent=Case(When(SPENT & ~MARK, then=Abs("amount"))),
-    )
-    rows, values = parts.values("part", "change", "spent").query.sql_with_params()
-    summed = f"SELECT part, SUM(change), SUM(spent) FROM ({rows}) parts GROUP BY part"  # noqa: S608
-    sums = {part: (int(change or 0), int(spent or 0)) for part, change, spent in read(summed, values)}
+    charges = LedgerEntry.objects.filter(account_id=account_id, type__in=CHARGES).order_by().values("account_id")
+    of_day = charges.filter(created_at__gte=OuterRef("midnight"), created_at__lt=OuterRef("created_at"))
+    charged_that_day = Coalesce(Subquery(of_day.annotate(total=Sum("amount")).values("total")), 0)
+    rows: Any = LedgerEntry.objects.filter(account_id=account_id, type__in=STAFF_TYPES).order_by("created_at", "pk")
+    rows = rows.annotate(midnight=TruncDay("created_at", tzinfo=UTC))
+    rows = rows.annotate(charged=Case(When(MARK, then=charged_that_day)))
+    totals = DayTotal.objects.filter(account_id=account_id).order_by("day")
+    by_day = list(totals.values_list("day").annotate(total=Sum("amount")))
+    until = list(accumulate((total for _, total in by_day), initial=0))
     live: list[LedgerEntry] = []  # the grants that may have something left, in the order of spending
     left: dict[str, int] = {}
-    balance, _ = sums.get(0, (0, 0))
-    for number, mark in enumerate(marks, 1):
-        spent = 0
-        if mark.type == EntryType.GRANT:
-            balance += mark.amount
-            # A grant first covers a negative balance.
-            left[mark.id] = min(mark.amount, max(0, balance))
-            insort(live, mark, key=_in_order)
-        else:
-            amount, grant_id = abs(mark.amount), str(mark.against_id)
-            balance -= amount
-            of_grant = min(left[grant_id] if grant_id in left else mark.price["left"], amount)
-            if grant_id in left:
-                left[grant_id] -= of_grant
-            spent = amount - of_grant  # if a revoked grant was spent, the rest is taken from the others
-        change, used_up = sums.get(number, (0, 0))
-        balance += change
-        spent += used_up
-        while spent and live:
-            used = min(left[live[0].id], spent)
+
+    def spend(amount: int) -> None:
+        while amount and live:
+            used = min(left[live[0].id], amount)
             left[live[0].id] -= used
-            spent -= used
+            amount -= used
             if not left[live[0].id]:
                 del live[0]
+
+    balance = charged = 0
+    for row in rows:
+        if row.charged is not None:
+            since = until[bisect_left(by_day, (row.created_at.date(),))] + row.charged - charged
+            charged += since
+            balance -= since
+            spend(since)
+        change = statement.effect(row)
+        balance += change
+        if row.expires_at is not None:
+            # A grant first covers a negative balance.
+            left[row.id] = min(change, max(0, balance))
+            insort(live, row, key=_in_order)
+        elif row.against_id is not None and row.type != EntryType.REFUND:
+            # If a revoked grant was spent, the rest is taken from the others.
+            of_grant = min(left.get(row.against_id, (row.price or {}).get("left", 0)), -change)
+            if row.against_id in left:
+                left[row.against_id] -= of_grant
+            spend(-change - of_grant)
+        elif change < 0:
+            spend(-change)
+    spend(until[-1] - charged)
     return left
 
 

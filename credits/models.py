@@ -169,10 +169,8 @@ class LedgerEntry(models.Model):
             # The admin filters by these types, which are rare among millions of rows.
             models.Index("type", "id", condition=Q(type__in=STAFF_TYPES), name="ledger_by_staff_type"),
             models.Index("against", "amount", condition=Q(type__in=CORRECTIONS), name="ledger_corrections"),
-            models.Index("account", "against", condition=REVOCATION, name="ledger_revocations"),
-            models.Index(
-                *("account", "expires_at", "amount"), condition=Q(expires_at__isnull=False), name="ledger_expiring"
-            ),
+            # What is left of the grants follows from these few rows, and from sums of the charges between them.
+            models.Index("account", "created_at", condition=Q(type__in=STAFF_TYPES), name="ledger_changes"),
         ]
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from credits.reconcile import drift
 from tests.credits.helpers import Clock, clerk, fund, place, rows, spend, state, stop_clock, turn
 from tests.credits.test_concurrency import side_by_side
 from tests.factories import UserFactory
+from tests.plans import plans_of
 from tests.tiers import examples
 
 HOUR = timedelta(hours=1)
@@ -50,7 +51,7 @@ class TestExpiry:
         assert sum(expire_grants()) == 0
         assert not PendingExpiry.objects.exists()
 
-    def test_what_will_expire_is_read_in_one_pass(self, session, user, now, django_assert_max_num_queries):
+    def test_what_will_expire_needs_no_query_for_each_grant(self, session, user, now, django_assert_max_num_queries):
         """Credits of each day for a month: no statement compares each row with each grant."""
         for day in range(30):
             give(user, 10 + day, now.now + HOUR)
@@ -62,6 +63,21 @@ class TestExpiry:
             expiring = session.get("/api/v1/me/credits").json()["expiring"]
         assert [row["amount"] for row in expiring] == ["0.000099"]
         assert max(query["sql"].count("WHEN") for query in made) < 15
+
+    @pytest.mark.services
+    def test_what_will_expire_is_found_without_reading_all_charges(self, session, user, now):
+        """One grant is older than all charges, one lies between those of a day."""
+        give(user, 1000, now.now + 90 * HOUR)
+        for hour in range(96):
+            spend(user, 3)
+            now.now += HOUR / 2
+            if hour == 50:
+                give(user, 50, now.now + 120 * HOUR)
+        with plans_of("credits_ledgerentry") as plans:
+            expiring = session.get("/api/v1/me/credits").json()["expiring"]
+        assert [row["amount"] for row in expiring] == ["0.000712", "0.00005"]
+        assert plans.texts
+        assert plans.rows < 96
 
     def test_a_spent_grant_makes_no_expiry_row(self, user, now):
         give(user, 10, now.now + HOUR)
