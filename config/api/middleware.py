@@ -189,9 +189,11 @@ class ApiErrorMiddleware(Middleware):
         verdict = ratelimit.verdict_of(request)
         if verdict is None:
             verdict = ratelimit.charge_address(request)
-            if not verdict.allowed:
+            # While the database is away, callers cannot be known. They learn of that, and not to wait for a minute.
+            if not verdict.allowed and response.status_code != 503:
                 response.close()
                 response = error_response(429)
         for name, value in verdict.headers().items():
-            response[name] = value
+            if name != "Retry-After" or response.status_code == 429:
+                response[name] = value
         return response

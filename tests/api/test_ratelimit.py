@@ -106,6 +106,14 @@ def test_requests_without_a_view_count_by_address(limits, client, path):
     assert refused(client.get(path))
 
 
+def test_callers_that_an_outage_makes_unknown_are_not_refused(limits):
+    limits.RATE_LIMIT_UNAUTHENTICATED = 1
+    client = APIClient(raise_request_exception=False)
+    answers = [client.get("/api/fail/database") for _ in range(3)]
+    assert [(answer.status_code, shown(answer)[:2]) for answer in answers] == [(503, (1, 0))] * 3
+    assert not any("Retry-After" in answer for answer in answers)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
