@@ -6,14 +6,13 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import OuterRef, QuerySet, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db.models import F, OuterRef, QuerySet
 
 from config.api.pagination import beyond
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, ValidationFailed
-from credits import expiry, ledger, statement, sums
-from credits.models import GRANT_DAYS_MAX, REVOCATION, Account, EntryType, LedgerEntry
+from credits import expiry, ledger, statement, sums, usage
+from credits.models import CHARGES, GRANT_DAYS_MAX, REVOCATION, STAFF_TYPES, Account, DayTotal, EntryType, LedgerEntry
 
 UNSPENT, ALL = "unspent", "all"
 
@@ -103,9 +102,12 @@ class Balances:
 
 
 def balance_after(entry: LedgerEntry) -> int:
-    """The account's balance after the row, in the order of lists."""
+    """The account's balance after the row, in the order of lists. Charges of later days are read as totals."""
+    day = usage.midnight(entry.created_at) + usage.DAY
     newer = LedgerEntry.objects.filter(beyond(entry.created_at, entry.pk, ascending=True), account_id=OuterRef("pk"))
-    change = newer.order_by().values("account_id").annotate(change=sums.change()).values("change")
+    of_day = newer.filter(type__in=CHARGES, created_at__lt=day)
+    later: QuerySet[Any] = DayTotal.objects.filter(account_id=OuterRef("pk"), day__gte=day.date())
+    charged = sums.sum_by("account_id", of_day, "amount") + sums.sum_by("account_id", later, "amount")
+    changed = sums.sum_by("account_id", newer.filter(type__in=STAFF_TYPES), sums.effect())
     # One statement, so that the rows and the balance belong to the same moment.
-    account = Account.objects.annotate(since=Coalesce(Subquery(change), Value(0))).get(pk=entry.account_id)
-    return account.balance - account.since
+    return Account.objects.annotate(after=F("balance") + charged - changed).get(pk=entry.account_id).after

@@ -26,7 +26,7 @@ def committed(run_id: str) -> int:
 
 def committed_subquery(outer: str) -> Combinable:
     """``committed`` as an expression for a queryset; ``outer`` holds the run's id."""
-    return _sum_of_run(_committed(OuterRef(outer)), _signed(plus=[EntryType.HOLD]))
+    return sum_by("run_id", _committed(OuterRef(outer)), _signed(plus=[EntryType.HOLD]))
 
 
 def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
@@ -36,7 +36,7 @@ def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:
     """A run's captures and usage less refunds, as an expression for a queryset; ``outer`` holds the run's id."""
-    return _sum_of_run(LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
+    return sum_by("run_id", LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
 
 
 def effect(of: Literal["balance", "held"] = "balance", entries: str = "") -> Combinable:
@@ -108,8 +108,9 @@ def _signed(plus: list[EntryType]) -> Combinable:
     return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
 
 
-def _sum_of_run(rows: QuerySet[LedgerEntry], amount: Combinable) -> Combinable:
-    total = rows.order_by().values("run_id").annotate(total=Sum(amount)).values("total")
+def sum_by(key: str, rows: QuerySet[Any], amount: str | Combinable) -> Combinable:
+    """The sum over ``rows``, which all have the same ``key``, as an expression."""
+    total = rows.order_by().values(key).annotate(total=Sum(amount)).values("total")
     return Coalesce(Subquery(total), Value(0))
 
 

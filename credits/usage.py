@@ -139,10 +139,10 @@ class _Total(NamedTuple):
 
 def _partial_day(user_id: int, period: Period, types: list[EntryType]) -> QuerySet[LedgerEntry]:
     """The rows of the day in which the period begins, unless it begins at midnight."""
-    if period.start is None or period.start == _midnight(period.start):
+    if period.start is None or period.start == midnight(period.start):
         return LedgerEntry.objects.none()
     rows = LedgerEntry.objects.filter(account_id=user_id, type__in=types).order_by()
-    return rows.filter(created_at__gte=period.start, created_at__lt=_midnight(period.start) + DAY)
+    return rows.filter(created_at__gte=period.start, created_at__lt=midnight(period.start) + DAY)
 
 
 def _whole_days(model: type[DayTotal] | type[ChatDayTotal], user_id: int, period: Period) -> QuerySet[Any]:
@@ -150,11 +150,11 @@ def _whole_days(model: type[DayTotal] | type[ChatDayTotal], user_id: int, period
     totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
     if period.start is None:
         return totals
-    midnight = _midnight(period.start)
-    return totals.filter(day__gte=(midnight if period.start == midnight else midnight + DAY).date())
+    begin = midnight(period.start)
+    return totals.filter(day__gte=(begin if period.start == begin else begin + DAY).date())
 
 
-def _midnight(moment: datetime) -> datetime:
+def midnight(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 

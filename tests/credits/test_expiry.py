@@ -65,7 +65,7 @@ class TestExpiry:
         assert max(query["sql"].count("WHEN") for query in made) < 15
 
     @pytest.mark.services
-    def test_what_will_expire_is_found_without_reading_all_charges(self, session, user, now):
+    def test_credits_and_old_balances_are_found_without_reading_all_charges(self, session, user, now):
         """One grant is older than all charges, one lies between those of a day."""
         give(user, 1000, now.now + 90 * HOUR)
         for hour in range(96):
@@ -76,6 +76,14 @@ class TestExpiry:
         with plans_of("credits_ledgerentry") as plans:
             expiring = session.get("/api/v1/me/credits").json()["expiring"]
         assert [row["amount"] for row in expiring] == ["0.000712", "0.00005"]
+        assert plans.texts
+        assert plans.rows < 96
+        ledger, cursor = "/api/v1/me/credits/ledger", ""
+        while cursor is not None:
+            with plans_of("credits_ledgerentry") as plans:
+                page = session.get(ledger, {"limit": 10} | ({"cursor": cursor} if cursor else {})).json()
+            cursor = page["nextCursor"]
+        assert page["items"][-3]["balanceAfter"] == "0.001"
         assert plans.texts
         assert plans.rows < 96
 
