@@ -162,7 +162,7 @@ def test_names_that_are_taken_are_skipped_and_a_prefix_helps(lister):
         {"name": ""},
         {"name": "x" * 201},
         {"name": "a\x00b"},
-        {"inputSchema": {"type": "object", "properties": {"a": {"pattern": "^(?=x)"}}}},
+        {"inputSchema": {"type": "object", "properties": {"a": {"pattern": "("}}}},
         {"inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://schemas.example/a.json"}}}},
         {"inputSchema": {"type": "object", "title": "a\x00b"}},
     ],
@@ -173,6 +173,23 @@ def test_a_tool_that_cannot_be_stored_is_skipped_alone(lister, bad):
     assert said.splitlines()[-1] == "1 added, 0 changed, 0 unchanged, 1 skipped."
     row = Tool.objects.get(name="good")
     assert (row.description, len(row.display_name)) == ("ab", 100)
+
+
+def test_patterns_that_cannot_be_matched_are_left_to_the_server(lister):
+    email = {"type": "string", "format": "email"}
+    pattern = {"type": "string", "pattern": "^a(?:b)$"}
+
+    def schema(**more: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"pattern": pattern, "to": {"type": "array", "items": email | more}}}
+
+    lister.tools = [
+        listed("ahead", inputSchema=schema(pattern=r"^(?!\.)(?!.*\.\.)[^@]+@[^@]+$")),
+        listed("behind", inputSchema=schema(pattern=r"@(?<=a@)b")),
+        listed("back", inputSchema=schema(pattern=r"^(a)\1$")),
+    ]
+    assert run_import(lister.url).splitlines()[-1] == "3 added, 0 changed, 0 unchanged, 0 skipped."
+    assert [tool.input_schema for tool in Tool.objects.filter(node_type="mcp")] == [schema()] * 3
+    assert run_import(lister.url).splitlines()[-1] == "0 added, 0 changed, 3 unchanged, 0 skipped."
 
 
 def test_a_list_that_breaks_the_protocol_is_an_error_and_changes_nothing(lister):
