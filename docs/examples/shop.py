@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, quote
 
 import requests
 
-API, USER = os.environ.get("API", "http://127.0.0.1:8000/api/v1"), "ada"  # your sign-in knows who it is
+API, USER = os.environ.get("API", "http://127.0.0.1:8000/api/v1"), "shopper"  # your sign-in knows who it is
 PAGE = """<!doctype html><meta name="viewport" content="width=device-width"><title>Shop</title>
 <h1>{available} credits</h1>
 <form method="post" action="/pay"><input type="hidden" name="payment" value="{payment}"><button>Buy 25</button></form>
