@@ -143,6 +143,7 @@ def test_every_job_has_an_alert():
     patterns = re.findall(r'job=~"([^"]+)"', stale)
     for job in settings.CELERY_BEAT_SCHEDULE:
         assert sum(bool(re.fullmatch(pattern, job)) for pattern in patterns) == 1, job
+    assert "absent(" in stale  # beat was never started
 
 
 def test_panels_have_different_positions():
