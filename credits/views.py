@@ -18,7 +18,7 @@ from config.api.viewsets import ServiceViewSet, find
 from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
 from credits import grants, ledger, usage
-from credits.export import CsvRenderer, csv_lines
+from credits.export import CsvRenderer, csv_parts
 from credits.models import LedgerEntry
 from credits.serializers import (
     AccountSerializer,
@@ -89,9 +89,9 @@ class LedgerViewSet(CreditsViewSet):
     def list(self, request: Request, **kwargs: Any) -> HttpResponseBase:
         """The ledger, newest first; with `Accept: text/csv` all of it as one file."""
         if request.accepted_renderer.format == CsvRenderer.format:
-            lines = csv_lines(usage.export(self.owner_id))
+            parts = csv_parts(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
-            return StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8", headers=headers)
+            return StreamingHttpResponse(parts, content_type="text/csv; charset=utf-8", headers=headers)
         balances, represent = grants.Balances(), self.get_serializer().to_representation
         return self.page(self.get_queryset(), lambda entry: represent(balances.give(entry)))
 
