@@ -22,7 +22,7 @@ from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from runs import catalogue
 from runs.calls import ClientToolInput
-from runs.catalogue import definitions, entries, fields, rules, yaml
+from runs.catalogue import definitions, entries, fields, imports, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.llm import base as llm_base
@@ -144,6 +144,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "config/env.py: postgres": OUR_TEXT,
     "config/checks.py: ORIGIN": OUR_TEXT,
+    "config/checks.py: REDIS_PATH": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/__init__.py: REFERENCE": around(catalogue.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
@@ -201,6 +202,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
     "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
+    "runs/catalogue/imports.py: LOOK_AROUND_OR_BACK_REFERENCE": around(
+        imports.LOOK_AROUND_OR_BACK_REFERENCE.search, ANSWER, "a", "(", "(?", "(?<", "\\"
+    ),
     "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,
     "runs/pages.py: read_page": OUR_TEXT,
