@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -144,6 +145,11 @@ def test_every_job_has_an_alert():
     for job in settings.CELERY_BEAT_SCHEDULE:
         assert sum(bool(re.fullmatch(pattern, job)) for pattern in patterns) == 1, job
     assert "absent(" in stale  # beat was never started
+
+
+def test_the_job_by_hand_exists():
+    ((module, job),) = re.findall(r'shell -c "from (\S+) import (\w+); \2\(\)"', OPERATIONS)
+    assert callable(getattr(import_module(module), job))
 
 
 def test_panels_have_different_positions():
