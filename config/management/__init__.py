@@ -39,6 +39,6 @@ def progress(out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> Callable
         nonlocal shown_at
         if done >= total or time.monotonic() - shown_at >= line_seconds:
             shown_at = time.monotonic()
-            out.write(f"{done} of {total} {step}")
+            out.write(f"{done} of {total} {step}", str)
 
     return show

@@ -12,7 +12,10 @@ from tests import factories
 
 def test_lines_are_few():
     file = io.StringIO()
-    show = progress(OutputWrapper(file))
+    file.isatty = lambda: True
+    out = OutputWrapper(file)
+    out.style_func = "red {}".format  # at a terminal, Django shows the standard error as an error
+    show = progress(out)
     for done in range(1, 1001):
         show("rows", done, 1000)
     assert file.getvalue() == "1000 of 1000 rows\n"
