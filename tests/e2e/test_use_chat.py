@@ -163,3 +163,8 @@ def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Cl
     assert newest(client)["status"] == "cancelled"
     reload(page)
     expect(page.locator(".user p")).to_have_text(["/say edited", "/stream 500 40"])
+    send(page, "/stream 500 40")
+    expect(page.locator(".assistant").nth(2).locator("p").first).not_to_be_empty()
+    page.once("dialog", lambda dialog: dialog.accept("/say at once"))
+    page.get_by_role("button", name="Edit").first.click()
+    expect(page.locator(".assistant div p")).to_have_text(["at once"])

@@ -71,7 +71,7 @@ function Chat({ messages }: { messages: Message[] }) {
   }
   function edit({ id, parts }: Message) {
     const text = prompt("Message", parts.map((part) => (part.type === "text" ? part.text : "")).join(""));
-    if (text) chat.sendMessage({ text, messageId: id });
+    if (text) chat.stop().then(() => chat.sendMessage({ text, messageId: id }));
   }
   // chat.stop() would only leave the answer alone.
   const stop = () => fetch(`${base}/${kept.chat}/stop`, { method: "POST", headers: headers() });
