@@ -65,10 +65,11 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
     if not is_list:
         hint = f"Set CREDITS_LOW_THRESHOLDS to at most {LOW_THRESHOLDS_MAX} numbers, for example 20,5"
         yield 8, "CREDITS_LOW_THRESHOLDS is not a list of amounts of credits.", hint
-    for origin in settings.CORS_ALLOWED_ORIGINS:
-        if not ORIGIN.fullmatch(origin):
-            hint = "Name each origin, such as https://app.example.com:8443: in lower case, without * and a path."
-            yield 14, f"CORS_ALLOWED_ORIGINS: {origin[:100]} is not the origin of a web app.", hint
+    for name in ("CORS_ALLOWED_ORIGINS", "MCP_ALLOWED_ORIGINS"):
+        for origin in getattr(settings, name):
+            if not ORIGIN.fullmatch(origin):
+                hint = "Name each origin, such as https://app.example.com:8443: in lower case, without * and a path."
+                yield 14, f"{name}: {origin[:100]} is not the origin of a web app.", hint
     for name, package in (("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.exporter"), ("SENTRY_DSN", "sentry_sdk")):
         if getattr(settings, name) and not is_installed(package):
             hint = f"Install the packages (pip install -r requirements-observability.txt), or remove {name}."

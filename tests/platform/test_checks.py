@@ -173,6 +173,7 @@ def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):
         "RUN_TIMEOUT_SECONDS": "nan",
         "RUN_QUEUE_MAX": "1001",
         "TOP_UP_URL": "app.example.com",
+        "MCP_ALLOWED_ORIGINS": "https://app.example.com/",
         "OPENAI_BASE_URL": "api.example.com/v1",
         "ANTHROPIC_BASE_URL": "ftp://api.example.com",
         "STORAGE_S3_ENDPOINT": "minio:9000",
