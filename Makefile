@@ -62,7 +62,7 @@ types: $(VENV)/.installed-dev
 
 # Settings as in production; the values are examples.
 CHECK_VAR := var/check
-DEPLOYED = env VAR_DIR=$(CHECK_VAR) DEBUG=0 BASE_URL=https://service.example.org ALLOWED_HOSTS=service.example.org TRUST_FORWARDED_PROTO=1 \
+DEPLOYED = env VAR_DIR=$(CHECK_VAR) DEBUG=0 BASE_URL=https://service.example.org ALLOWED_HOSTS=service.example.org TRUST_FORWARDED_PROTO=1 TRUSTED_PROXIES=1 \
 	SECRET_KEY="$$($(PY) -c 'import secrets; print(secrets.token_urlsafe(64))')" \
 	ENCRYPTION_KEYS="$$($(PY) -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())')" \
 	METRICS_TOKEN=made-up DATABASE_URL=postgres://service:secret@127.0.0.1:1/service REDIS_URL=rediss://broker.example.com:6379/0 \

@@ -116,6 +116,7 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
     host = split_domain_port(settings.BASE_URL.partition("://")[2].partition("/")[0])[0]
     is_allowed = validate_host(host, settings.ALLOWED_HOSTS)
     endless = settings.SECURE_SSL_REDIRECT and not settings.SECURE_PROXY_SSL_HEADER
+    shared = settings.SECURE_PROXY_SSL_HEADER and not settings.TRUSTED_PROXIES
     same = "in every process."
     unsafe = [
         (1, {"*", "."} & {*settings.ALLOWED_HOSTS}, "ALLOWED_HOSTS allows every host.", "Name the service's hosts."),
@@ -133,6 +134,7 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
         (14, not settings.DATABASE_URL, "DATABASE_URL is not set.", "Set the PostgreSQL that all processes share."),
         (15, not is_allowed, f"ALLOWED_HOSTS is without {host}.", "Add the host of BASE_URL."),
         (16, endless, "TRUST_FORWARDED_PROTO is off: https is redirected too.", "Set it."),
+        (17, shared, "TRUSTED_PROXIES is 0: all clients have the proxy's address.", "Set the number of proxies."),
     ]
     return [Warning(message, hint=hint, id=f"api.W{number:03d}") for number, found, message, hint in unsafe if found]
 

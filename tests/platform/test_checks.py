@@ -25,6 +25,7 @@ PRODUCTION = {
     "BASE_URL": "https://api.example.com",
     "ALLOWED_HOSTS": "api.example.com",
     "TRUST_FORWARDED_PROTO": "1",
+    "TRUSTED_PROXIES": "1",
     "METRICS_TOKEN": "0123456789abcdef",
     "SESSION_ISSUER": "https://id.example.com/",
     "SESSION_AUDIENCE": "agents",
@@ -69,6 +70,7 @@ def test_valid_production_settings_give_no_warning(tmp_path):
         ("ALLOWED_HOSTS", "other.example.com"),
         ("ALLOWED_HOSTS", "https://api.example.com"),
         ("TRUST_FORWARDED_PROTO", "0"),
+        ("TRUSTED_PROXIES", "0"),
     ],
 )
 def test_a_setting_for_local_use_is_a_warning(tmp_path, name, value):
