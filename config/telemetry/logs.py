@@ -62,8 +62,18 @@ def _failed_task(record: logging.LogRecord) -> str:
     return f"task {data.get('name')} {data.get('description') or 'failed'}"
 
 
+def _failed_request(record: logging.LogRecord) -> str:
+    """With the route in place of the path, which is the credential of uploads, files and callbacks."""
+    match = getattr(getattr(record, "request", None), "resolver_match", None)
+    return f"{record.getMessage().partition(':')[0]}: /{match.route}" if match else "a request failed"
+
+
 # Loggers whose messages quote exceptions or arguments, and the function that makes a safe message.
-REPLACEMENTS = {"celery.app.trace": _failed_task, "asyncio": lambda record: record.getMessage().partition("\n")[0]}
+REPLACEMENTS = {
+    "celery.app.trace": _failed_task,
+    "django.request": _failed_request,
+    "asyncio": lambda record: record.getMessage().partition("\n")[0],
+}
 
 
 class SafeFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from rest_framework.test import APIClient
 
 from apikeys import keys
 from config.api.middleware import ApiErrorMiddleware, RequestIdMiddleware
+from config.telemetry.logs import ContextFilter
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
@@ -138,6 +139,12 @@ def test_a_page_whose_session_cannot_be_read_is_a_page(anyone, monkeypatch):
         answer = anyone.get(path)
         assert (answer.status_code, answer["Content-Type"]) == (503, "text/html; charset=utf-8")
         assert b"secret" not in answer.content
+
+
+def test_no_log_line_has_a_path_because_it_may_be_a_credential(anyone, caplog):
+    caplog.handler.addFilter(ContextFilter())
+    assert anyone.get("/api/fail/database").status_code == 503
+    assert "Service Unavailable: /api/fail/<kind>" in caplog.messages
 
 
 def test_other_paths_keep_their_own_error_pages(anyone):
