@@ -177,7 +177,7 @@ class Hub:
         self._news: set[str] = set()
         self._wake = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._tasks = [
+        self.tasks = [
             # In an empty context: otherwise they would log the id of the request that opened the first stream.
             loop.create_task(self._keep_up(work), context=contextvars.Context())
             for work in (self._listen, self._fetch, self._look, self._check, self._keep_places)
@@ -194,15 +194,6 @@ class Hub:
             # Events may have been written since the view read the run.
             self._note(opening.run_id)
         return stream
-
-    async def close(self) -> None:
-        for channel in list(self.channels.values()):
-            for stream in list(channel.streams):
-                stream.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query on a thread; repeated while the database is not available."""

@@ -23,6 +23,7 @@ from runs.streams.hub import Hub
 from tests import factories
 from tests.driver import until
 from tests.stack.process import Process, free_port, python, wait_for
+from tests.streams.test_hub import end
 from tests.tools.test_mcp import accepts
 from tests.webhooks.conftest import deliver
 from tests.webhooks.receiver import answer, receiving
@@ -104,7 +105,7 @@ async def streamed(run_id: str, token: str) -> str:
     assert hub is not None
     for threads in (hub.threads, front.threads):
         await loop.run_in_executor(threads, connections.close_all)
-    await hub.close()
+    await end(hub)
     Hub.of_process = None
     return answered.text
 
