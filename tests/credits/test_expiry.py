@@ -67,6 +67,7 @@ class TestExpiry:
     @pytest.mark.services
     def test_credits_and_old_balances_are_found_without_reading_all_charges(self, session, user, now):
         """One grant is older than all charges, one lies between those of a day."""
+        now.now = (now.now + 24 * HOUR).replace(hour=0)
         give(user, 1000, now.now + 90 * HOUR)
         for hour in range(96):
             spend(user, 3)
