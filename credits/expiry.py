@@ -107,8 +107,9 @@ def unspent(account_id: int) -> dict[str, int]:
             insort(live, row, key=_in_order)
         elif row.against_id is not None and row.type != EntryType.REFUND:
             # If a revoked grant was spent, the rest is taken from the others.
-            of_grant = min(left.get(row.against_id, (row.price or {}).get("left", 0)), -change)
-            if row.against_id in left:
+            expires = row.against_id in left
+            of_grant = min(left[row.against_id] if expires else row.price["left"], -change)
+            if expires:
                 left[row.against_id] -= of_grant
             spend(-change - of_grant)
         elif change < 0:

@@ -103,10 +103,10 @@ class Balances:
 
 def balance_after(entry: LedgerEntry) -> int:
     """The account's balance after the row, in the order of lists. Charges of later days are read as totals."""
-    day = usage.midnight(entry.created_at) + usage.DAY
+    next_day = usage.midnight(entry.created_at) + usage.DAY
     newer = LedgerEntry.objects.filter(beyond(entry.created_at, entry.pk, ascending=True), account_id=OuterRef("pk"))
-    of_day = newer.filter(type__in=CHARGES, created_at__lt=day)
-    later: QuerySet[Any] = DayTotal.objects.filter(account_id=OuterRef("pk"), day__gte=day.date())
+    of_day = newer.filter(type__in=CHARGES, created_at__lt=next_day)
+    later: QuerySet[Any] = DayTotal.objects.filter(account_id=OuterRef("pk"), day__gte=next_day.date())
     charged = sums.sum_by("account_id", of_day, "amount") + sums.sum_by("account_id", later, "amount")
     changed = sums.sum_by("account_id", newer.filter(type__in=STAFF_TYPES), sums.effect())
     # One statement, so that the rows and the balance belong to the same moment.

@@ -15,9 +15,6 @@ from runs.tools.schema import read_schema
 # The most tools of one MCP server; a server with more is refused.
 TOOL_IMPORT_MAX = 500
 
-# No search in linear time supports such a pattern. Servers in JavaScript often have one for e-mail addresses.
-LOOK_AROUND_OR_BACK_REFERENCE = re.compile(r"\(\?<?[=!]|\\[1-9]")
-
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
 
 
@@ -97,16 +94,5 @@ def _described(listed: Any) -> dict[str, Any]:
     return {
         "display_name": shorten(clean_text(title), TITLE_MAX_CHARS),
         "description": shorten(clean_text(listed.description or ""), DESCRIPTION_MAX_CHARS),
-        "input_schema": read_schema(_matchable(listed.input_schema)),
+        "input_schema": read_schema(listed.input_schema),
     }
-
-
-def _matchable(schema: Any) -> Any:
-    """The schema without the patterns that the service cannot match: the server checks its inputs itself."""
-    if isinstance(schema, list):
-        return [_matchable(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    pattern = schema.get("pattern")
-    is_left_out = isinstance(pattern, str) and LOOK_AROUND_OR_BACK_REFERENCE.search(pattern)
-    return {key: _matchable(part) for key, part in schema.items() if not (is_left_out and key == "pattern")}

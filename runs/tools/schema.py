@@ -6,6 +6,7 @@
 import contextlib
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ SCHEMA_SECONDS = 0.1
 WAIT_SECONDS = 1.0
 # The key in an answer if the check has used up its time or the memory.
 TOO_COSTLY = "too costly"
+# No search in linear time supports such a pattern. Servers in JavaScript often have one for e-mail addresses.
+LOOK_AROUND_OR_BACK_REFERENCE = re.compile(r"\(\?<?[=!]|\\[1-9]")
 # The fields of requests that are or contain schemas.
 SCHEMAS = ("clientTools", "outputSchema")
 
@@ -94,13 +97,25 @@ def check_schema(schema: Any) -> None:
 
 
 def read_schema(given: Any) -> dict[str, Any]:
-    """A schema from a tool's server, parsed as strictly as other input. Raises ValueError (``check_schema``)."""
+    """A schema from a tool's server, parsed as strictly as other input, without patterns that cannot be matched: the
+    server checks what it gets. Raises ValueError (``check_schema``).
+    """
     try:
-        schema = parse_object(to_text(given), subject="The input schema")
+        schema = _matchable(parse_object(to_text(given), subject="The input schema"))
     except (MalformedJSON, RecursionError) as error:
         raise ValueError(str(error)) from None
     check_schema(schema)
     return schema
+
+
+def _matchable(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_matchable(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    pattern = schema.get("pattern")
+    is_left_out = isinstance(pattern, str) and LOOK_AROUND_OR_BACK_REFERENCE.search(pattern)
+    return {key: _matchable(part) for key, part in schema.items() if not (is_left_out and key == "pattern")}
 
 
 @contextlib.contextmanager

@@ -22,14 +22,14 @@ from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from runs import catalogue
 from runs.calls import ClientToolInput
-from runs.catalogue import definitions, entries, fields, imports, rules, yaml
+from runs.catalogue import definitions, entries, fields, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import requests as ai_sdk
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.mcp.tools import KeyInput
 from runs.serializers import METADATA_KEY
-from runs.tools import base, callbacks, files
+from runs.tools import base, callbacks, files, schema
 from runs.tools import http as http_tool
 from runs.tools.builtin import draw_chart, web_fetch
 
@@ -202,8 +202,8 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/demo.py: WORDS": around(lambda text: list(demo.WORDS.finditer(text)), SCRIPT, " ", "a", "a "),
     "runs/llm/measure.py: EXPONENT": around(measure.EXPONENT.search, OUTPUT, "1", "e", "1 "),
     "runs/serializers.py: METADATA_KEY": around(METADATA_KEY.fullmatch, BODY, "a"),
-    "runs/catalogue/imports.py: LOOK_AROUND_OR_BACK_REFERENCE": around(
-        imports.LOOK_AROUND_OR_BACK_REFERENCE.search, ANSWER, "a", "(", "(?", "(?<", "\\"
+    "runs/tools/schema.py: LOOK_AROUND_OR_BACK_REFERENCE": around(
+        schema.LOOK_AROUND_OR_BACK_REFERENCE.search, ANSWER, "a", "(", "(?", "(?<", "\\"
     ),
     "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/privacy/erase.py: _hide_in_log": OUR_TEXT,

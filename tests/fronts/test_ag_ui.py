@@ -603,7 +603,7 @@ def test_only_a_key_that_reads_chats_gets_the_user_s_messages(thread, user, more
     assert [message["role"] for message in key.again(2)[1]["messages"]] == (2 * roles)[:-1]
     # The client of a live stream gets another snapshot where the provider fails.
     live = rendered.AgUi(Run.objects.get(pk=run["id"]))
-    live.with_said = bool(more)
+    live.with_user_messages = bool(more)
     (reset,) = (each for each in existing(run["id"], 0, run["lastStreamIndex"]) if each.type == "message.reset")
     snapshot = json.loads(live.facts_of(reset).messages)
     assert [message["role"] for message in snapshot["messages"]] == roles[:-1]

@@ -165,6 +165,7 @@ def test_names_that_are_taken_are_skipped_and_a_prefix_helps(lister):
         {"inputSchema": {"type": "object", "properties": {"a": {"pattern": "("}}}},
         {"inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://schemas.example/a.json"}}}},
         {"inputSchema": {"type": "object", "title": "a\x00b"}},
+        {"inputSchema": {"type": "object", "allOf": json.loads("[" * 190 + "]" * 190)}},
     ],
 )
 def test_a_tool_that_cannot_be_stored_is_skipped_alone(lister, bad):

@@ -279,6 +279,16 @@ class TestQuestionsOfTasks:
         assert happened == ["queued", "running", *("waiting", "queued", "running") * 2, "completed"]
         assert list(lifecycle.violations()) == []
 
+    def test_a_pattern_that_cannot_be_matched_is_left_to_the_server(self, bench, tasks):
+        add_tool(tasks)
+        run = park(bench)
+        email = {"type": "string", "format": "email"}
+        schema = {"type": "object", "properties": {"email": email | {"pattern": r"^(?!\.)[^@]+@[^@]+$"}}}
+        tasks.task = lambda params: task("t-1", "input_required", inputRequests={"email": form("Where?", schema)})
+        look(bench, tasks)
+        run = bench.wait(run["id"], "waiting")
+        assert answered(run)["schema"] == {"type": "object", "properties": {"email": email}}
+
     def test_the_call_ends_before_the_answer(self, bench, tasks, events):
         add_tool(tasks)
         run = park(bench)

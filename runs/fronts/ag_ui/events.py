@@ -45,7 +45,7 @@ CAPABILITIES = {
 class AgUi(Rendering):
     """``thread`` and ``name`` are the client's ids of the chat and of the AG-UI run. ``before``: a snapshot of the
     messages before the stream, or None if the client has them. ``given``: the calls whose outcomes the client has.
-    ``then``: the runs that follow in the same AG-UI run. ``with_said``: snapshots have the user's messages.
+    ``then``: the runs that follow in the same AG-UI run. ``with_user_messages``: whether snapshots have them.
     """
 
     shows_questions = False
@@ -55,7 +55,7 @@ class AgUi(Rendering):
         self.thread, self.name, self.then = thread, name, then
         self.before: Part | None = None
         self.given: Collection[str] = ()
-        self.with_said = True
+        self.with_user_messages = True
         # Whether the client has RUN_STARTED.
         self.is_sent = False
 
@@ -70,7 +70,7 @@ class AgUi(Rendering):
         return Facts(messages=self.snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
 
     def snapshot(self, messages: Sequence[Data]) -> str:
-        return snapshot([message for message in messages if self.with_said or message["role"] != "user"])
+        return snapshot([message for message in messages if self.with_user_messages or message["role"] != "user"])
 
     @property
     def turn_message(self) -> str:

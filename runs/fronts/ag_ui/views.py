@@ -130,7 +130,7 @@ class AgUiViewSet(FrontViewSet):
 
     def rendering(self, *about: Any) -> AgUi:
         rendering = AgUi(*about)
-        rendering.with_said = self.has_scope("chats:read")
+        rendering.with_user_messages = self.has_scope("chats:read")
         return rendering
 
     def in_turn(self, rendering: AgUi, run: Run, index: int) -> Frames:
