@@ -50,7 +50,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": [],
     "DEFAULT_PARSER_CLASSES": ["config.api.negotiation.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["config.api.negotiation.ExactJSONRenderer"],
-    "DEFAULT_SCHEMA_CLASS": "config.api.openapi.extensions.ServiceSchema",
+    "DEFAULT_SCHEMA_CLASS": "config.api.openapi.ServiceSchema",
     "EXCEPTION_HANDLER": "config.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
     "URL_FORMAT_OVERRIDE": None,
@@ -95,7 +95,7 @@ SPECTACULAR_SETTINGS = {
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "config.api.openapi.document.complete",
+        "config.api.openapi.complete",
         "webhooks.openapi.add_webhooks",
     ],
     "ENUM_NAME_OVERRIDES": {
@@ -109,7 +109,7 @@ SPECTACULAR_SETTINGS = {
 # The order of tags and errors in the OpenAPI document.
 OPENAPI_PARTS = [
     *(f"{app}/openapi.yaml" for app in ("chats", "runs", "credits", "apikeys", "webhooks")),
-    "config/api/openapi/shared.yaml",
+    "config/api/openapi.yaml",
 ]
 
 # --- Celery ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from config.api.openapi.document import described
+from config.api.openapi import described
 from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 
 

@@ -68,19 +68,14 @@ def flatten(errors: Any, path: str = "") -> dict[str, list[str]]:
     elif isinstance(errors, list):
         parts = [(index if isinstance(part, (dict, list)) else OF_ALL, part) for index, part in enumerate(errors)]
     else:
-        return {path: [_shown(errors)]}
+        text = str(errors)  # some messages quote the whole value
+        return {path: [text if len(text) <= MESSAGE_MAX_CHARS else f"{text[:MESSAGE_MAX_CHARS]}…"]}
     found: dict[str, list[str]] = {}
     for key, part in parts:
         name = path if key == OF_ALL else f"{path}.{key}" if path else str(key)
         for field, messages in flatten(part, name).items():
             found.setdefault(field, []).extend(messages)
     return found
-
-
-def _shown(message: Any) -> str:
-    """A message of DRF, shortened: some quote the whole value."""
-    text = str(message)
-    return text if len(text) <= MESSAGE_MAX_CHARS else f"{text[:MESSAGE_MAX_CHARS]}…"
 
 
 def to_domain_error(error: Exception) -> DomainError:

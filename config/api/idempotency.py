@@ -42,10 +42,6 @@ class KeyReused(Conflict):
     message = "This Idempotency-Key was used for another request."
 
 
-class AnswerNotStored(KeyReused):
-    message = "This Idempotency-Key was used already; the answer held a secret, so it was not stored."
-
-
 class KeyInUse(Conflict):
     code = "IDEMPOTENCY_KEY_IN_USE"
     message = "The first request with this Idempotency-Key is not finished yet."
@@ -81,7 +77,9 @@ class IdempotencyMixin:
             raise ValidationFailed({"Idempotency-Key": ["Use 1 to 255 printable ASCII characters."]})
         record = claim(self.keys_of(request), self.surface, key, fingerprint_of(request._request))
         if record.response_status is not None:
-            return replay(record, self.replayed_answer(bytes(record.response_body or b"")))
+            answer = self.replayed_answer(bytes(record.response_body or b""))
+            replayed = {"Idempotent-Replayed": "true"}
+            return HttpResponse(answer, "application/json", record.response_status, headers=replayed)
         try:
             self.prepare()
             with transaction.atomic():
@@ -149,7 +147,7 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
         if not finished:
             raise KeyInUse
         if record.response_body is None:
-            raise AnswerNotStored
+            raise KeyReused("This Idempotency-Key was used already; the answer held a secret, so it was not stored.")
         return record
     raise KeyInUse
 
@@ -171,19 +169,10 @@ def release(record: IdempotencyRecord) -> None:
         logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
 
 
-def replay(record: IdempotencyRecord, body: bytes) -> HttpResponse:
-    response = HttpResponse(body, status=record.response_status, content_type="application/json")
-    response["Idempotent-Replayed"] = "true"
-    return response
-
-
 def fingerprint_of(request: HttpRequest) -> str:
     """A digest of method, path, query and the exact body."""
-    digest = hashlib.sha256()
-    for part in (request.method or "", request.get_full_path()):
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    digest.update(request.body)
-    return digest.hexdigest()
+    head = f"{request.method}\0{request.get_full_path()}\0".encode("utf-8", "surrogateescape")
+    return hashlib.sha256(head + request.body).hexdigest()
 
 
 def prune() -> int:

@@ -138,9 +138,7 @@ def pages_only(middleware: Any) -> Any:
 
     class PagesOnly(middleware):
         def __call__(self, request: HttpRequest) -> HttpResponseBase:
-            skipped = is_api_path(request.path_info)
-            answer: HttpResponseBase = self.get_response(request) if skipped else super().__call__(request)
-            return answer
+            return self.get_response(request) if is_api_path(request.path_info) else super().__call__(request)
 
     return PagesOnly
 

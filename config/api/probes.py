@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse
-from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
 from config.database.retry import CONNECTION_ERRORS, outage
@@ -89,13 +88,11 @@ NEEDED = [Probe("database", lambda: ask_database()), Probe("migrations", lambda:
 BROKER = Probe("broker", lambda: ask_broker())
 
 
-@csrf_exempt
 @require_safe
 def livez(request: HttpRequest) -> HttpResponse:
     return _answer(200, {"status": OK})
 
 
-@csrf_exempt
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
     """200, or 503 if the process cannot serve, naming what is wrong; in READINESS_TIMEOUT_SECONDS at most."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
+from functools import cache
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -28,7 +29,6 @@ class CamelSerializer(serializers.Serializer):
 
     # For a part of a body: fields of other parts are not errors.
     ignores_unknown: ClassVar[bool] = False
-    _cached_reader: ClassVar[CamelSerializer]
 
     def get_fields(self) -> dict[str, serializers.Field]:
         fields = {}
@@ -71,12 +71,10 @@ class CamelSerializer(serializers.Serializer):
         return result
 
     @classmethod
+    @cache
     def _reader(cls) -> CamelSerializer:
         """One instance per class, because DRF copies and binds all fields for each."""
-        reader: CamelSerializer | None = cls.__dict__.get("_cached_reader")
-        if reader is None:
-            reader = cls._cached_reader = cls()
-        return reader
+        return cls()
 
 
 class NoInput(CamelSerializer):
@@ -163,8 +161,7 @@ class BoundedListField(serializers.ListField):
     def to_internal_value(self, data: Any) -> list[Any]:
         if isinstance(data, list) and self.max_length is not None and len(data) > self.max_length:
             raise serializers.ValidationError(f"Ensure this field has no more than {self.max_length} elements.")
-        items: list[Any] = super().to_internal_value(data)
-        return items
+        return super().to_internal_value(data)
 
 
 class StrictIntegerField(serializers.IntegerField):

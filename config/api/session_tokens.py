@@ -94,7 +94,7 @@ class Signer:
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
     """The claims of a token with a valid signature, cached for one ``period`` at most. Errors are not cached."""
-    claims: dict[str, Any] = jwt.decode(
+    return jwt.decode(
         token,
         signer.key,
         algorithms=[signer.algorithm],
@@ -103,7 +103,6 @@ def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
         leeway=settings.SESSION_LEEWAY_SECONDS,
         options={"require": REQUIRED_CLAIMS},
     )
-    return claims
 
 
 @lru_cache(maxsize=4)

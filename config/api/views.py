@@ -58,8 +58,7 @@ class FormatNegotiation(DefaultContentNegotiation):
         if format := request.GET.get("format"):
             renderer = self.filter_renderers(renderers, format)[0]
             return renderer, renderer.media_type
-        chosen: tuple[Any, str] = super().select_renderer(request, renderers)
-        return chosen
+        return super().select_renderer(request, renderers)
 
 
 class SchemaView(SpectacularAPIView):

@@ -126,5 +126,4 @@ def _fetch(database: Any, sql: str, parameters: Sequence[Any]) -> list[Sequence[
         if database.vendor == "postgresql":
             cursor.cursor.stable = True
         cursor.execute(sql, parameters)
-        rows: list[Sequence[Any]] = cursor.fetchall()
-    return rows
+        return cursor.fetchall()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from config.api.openapi import document
+from config.api import openapi
 from config.kernel.choices import StatusChoices
 from config.kernel.errors import DomainError
 from runs.errors import CallError, RunError
@@ -55,11 +55,11 @@ def test_each_webhook_event_names_a_stream_event_and_one_of_its_statuses() -> No
 def test_the_api_document_lists_every_error_code() -> None:
     rows = re.findall(r"^\| (\d{3}) \| (`.*?`) \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     listing = {(int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
-    assert listing == {(status, code) for status, found in document.errors().items() for code in found}
+    assert listing == {(status, code) for status, found in openapi.errors().items() for code in found}
 
 
 def test_every_kind_of_refusal_has_a_documented_code() -> None:
-    known = document.errors()
+    known = openapi.errors()
     waiting, wrong = [DomainError], []
     while waiting:
         kind = waiting.pop()

@@ -10,7 +10,7 @@ from django.conf import settings
 from drf_spectacular.generators import SchemaGenerator
 from jsonschema import Draft202012Validator
 
-from config.api.openapi import document as texts
+from config.api import openapi as texts
 from runs.events import StreamType
 from tests.contract.routes import operations, patterns, surface_of
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from config.api.openapi.document import described
+from config.api.openapi import described
 from credits import ledger, sums
 from runs import lifecycle, services
 from runs.models import Run, Waitpoint

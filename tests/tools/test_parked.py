@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils.dateparse import parse_datetime
 from standardwebhooks.webhooks import Webhook
 
-from config.api.openapi.document import described
+from config.api.openapi import described
 from config.kernel import clock
 from config.limits.window import Bucket, Verdict
 from credits import ledger

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a whole: what drf-spectacular can't read from a view is added here, by its hooks.
+"""The OpenAPI document: what drf-spectacular can't read from a view, of one operation and of the document as a whole.
 
 Each app describes its operations and shapes in its ``openapi.yaml``. ``tags``: descriptions by name. ``operations``: by
 method and path within a surface, for both surfaces: a summary, a description (default: the view's), examples of the
@@ -8,15 +8,22 @@ examples of error codes, by class and arguments. ``headers`` and ``schemas`` are
 views that are no viewsets. Only texts for all operations are in this module.
 """
 
+import inspect
 from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import yaml
 from django.conf import settings
+from django.core.validators import RegexValidator
 from django.utils.module_loading import import_string
+from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.utils import Direction
 
 from config.api.errors import envelope
+from config.api.serializers import camel
+from config.kernel import money
 from config.kernel.errors import BY_STATUS, DomainError
 
 SURFACES = ("/api/v1/", "/api/public/v1/")
@@ -25,9 +32,11 @@ PRODUCTION = {
     "description": "Production",
     "variables": {"host": {"default": "agents.example.com"}},
 }
-ON_EVERY_ANSWER = ("X-Request-Id",)
+ON_EVERY_ANSWER = ("X-Request-Id", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
-RATE_LIMIT = ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
+
+ALWAYS = {400, 401, 406, 429, 431, 500, 503}
+BODY_METHODS = {"POST", "PUT", "PATCH"}
 
 
 @cache
@@ -60,11 +69,10 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     components["headers"] = described("headers")
     components["schemas"] = dict(sorted((components["schemas"] | described("schemas")).items()))
     given = {
-        status for methods in result["paths"].values() for entry in methods.values() for status in entry["responses"]
+        status for methods in result["paths"].values() for each in methods.values() for status in each["responses"]
     }
-    components["responses"] = {
-        response_name(status): error_response(status) for status in sorted(errors()) if str(status) in given
-    }
+    used = [status for status in sorted(errors()) if str(status) in given]
+    components["responses"] = {response_name(status): error_response(status) for status in used}
     descriptions, fields = described("components"), described("fields")
     for name, schema in components["schemas"].items():
         if name in descriptions:
@@ -120,7 +128,7 @@ def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str
         if "$ref" in response:
             continue
         replayed = ("Idempotent-Replayed",) if idempotent else ()
-        response["headers"] = headers(*ON_EVERY_ANSWER, *RATE_LIMIT, *replayed) | response.get("headers", {})
+        response["headers"] = headers(*ON_EVERY_ANSWER, *replayed) | response.get("headers", {})
         response["description"] = response.get("description") or HTTPStatus(int(status)).phrase
         if "answered" in known and (content := response.get("content", {}).get("application/json")):
             content["examples"] = {"example": {"value": with_nulls(known["answered"], content["schema"], schemas)}}
@@ -145,15 +153,133 @@ def response_name(status: int) -> str:
 
 def error_response(status: int) -> dict[str, Any]:
     """The answer to every error of this status."""
-    examples = {
-        code: {"value": envelope(code, error.message, error.details)} for code, error in errors()[status].items()
-    }
+    found = errors()[status]
+    examples = {code: {"value": envelope(code, error.message, error.details)} for code, error in found.items()}
     return {
         "description": " or ".join(f"`{code}`" for code in examples),
-        "headers": headers(*ON_EVERY_ANSWER, *RATE_LIMIT, *ON_ERRORS.get(status, ())),
+        "headers": headers(*ON_EVERY_ANSWER, *ON_ERRORS.get(status, ())),
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ApiError"}, "examples": examples}},
     }
 
 
 def headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+class BearerScheme(OpenApiAuthenticationExtension):
+    target_class = "config.api.authentication.BearerAuthentication"
+    match_subclasses = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.target.scheme
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": self.target.bearer_format,
+            "description": self.target.description,
+        }
+
+
+class CreditsNumber(OpenApiSerializerFieldExtension):
+    target_class = "config.api.serializers.CreditsNumberField"
+
+    def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
+        if direction != "request":
+            return {"type": "number"}
+        text, most, least = "Credits, with up to 6 decimals.", money.MAX_MICRO // money.MICRO, self.target.minimum
+        limits = {"maximum": most} if least is None else {"maximum": most, "minimum": least / money.MICRO}
+        return {"type": "number", "description": text, **limits}
+
+
+class StrictText(OpenApiSerializerFieldExtension):
+    """A text that is trimmed and must not be empty has the pattern ``\\S``."""
+
+    target_class = "config.api.serializers.StrictCharField"
+    match_subclasses = True
+    priority = -1
+
+    def map_serializer_field(self, auto_schema: Any, direction: Direction) -> dict[str, Any]:
+        schema = auto_schema._map_serializer_field(self.target, direction, bypass_extensions=True)
+        schema["type"] = "string"  # the caller adds null
+        is_matched = any(isinstance(rule, RegexValidator) for rule in self.target.validators)
+        if self.target.pattern:
+            schema["pattern"] = self.target.pattern
+        elif direction == "request" and self.target.trim_whitespace and not (self.target.allow_blank or is_matched):
+            schema["pattern"] = r"\S"
+        return schema
+
+
+class ServiceSchema(AutoSchema):
+    """``view.error_statuses`` (action → statuses) adds what the schema can't see; a negative status removes one."""
+
+    def get_operation_id(self) -> str:
+        """``sessionRunsCancel``: surface, path, action."""
+        words = [token.replace("-", "_") for token in self._tokenize_path()]
+        action = getattr(self.view, "action", None) or self.method.lower()
+        if not words or not words[-1].endswith(action):
+            words.append(action)
+        surface = getattr(self.view, "surface", "service")
+        return camel("_".join(["session" if surface == "server" else surface, *words]))
+
+    def get_description(self) -> str:  # type: ignore[override]
+        """The action's own docstring; never its class's, which is for readers of the code."""
+        action = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
+        return inspect.cleandoc(action.__doc__ or "") if inspect.ismethod(action) else ""
+
+    def get_tags(self) -> list[str]:
+        """The first word of the path, unless the view names another tag."""
+        return [self.view.tag] if hasattr(self.view, "tag") else super().get_tags()
+
+    def get_override_parameters(self) -> list[Any]:
+        declared = getattr(self.view, "query_parameters", {}).get(getattr(self.view, "action", None), [])
+        return [*declared, *super().get_override_parameters()]
+
+    def get_auth(self) -> list[dict[str, Any]]:
+        scope = self._required_scope()
+        return [{name: [scope] if scope else [] for name in each} for each in super().get_auth()]
+
+    def _resolve_path_parameters(self, variables: list[str]) -> list[dict[str, Any]]:
+        parameters = super()._resolve_path_parameters(variables)
+        for parameter in parameters:
+            if parameter["schema"].get("type") == "string":
+                parameter["schema"]["minLength"] = 1
+            parameter.setdefault("description", f"The id of the {parameter['name'].removesuffix('Id')}.")
+        return parameters
+
+    def _get_parameters(self) -> list[dict[str, Any]]:
+        parameters = super()._get_parameters()
+        if self._is_idempotent():
+            schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+            text = described("parameters")["Idempotency-Key"]
+            parameters.append({"in": "header", "name": "Idempotency-Key", "description": text, "schema": schema})
+        return parameters
+
+    def _get_response_bodies(self, direction: Direction = "response") -> dict[str, Any]:
+        responses = super()._get_response_bodies(direction)
+        for status in sorted(self.error_statuses()):
+            responses.setdefault(str(status), {"$ref": f"#/components/responses/{response_name(status)}"})
+        return responses
+
+    def error_statuses(self) -> set[int]:
+        view: Any = self.view
+        cases = {
+            403: self._required_scope(),
+            404: "{" in self.path,
+            409: self._is_idempotent(),
+            413: self.method in BODY_METHODS,
+            415: self.method in BODY_METHODS,
+        }
+        declared = view.error_statuses.get(view.action, set())
+        found = ALWAYS | {status for status in cases if cases[status]} | declared
+        return {status for status in found if status > 0 and -status not in declared}
+
+    def _required_scope(self) -> str:
+        view: Any = self.view
+        return view.required_scope() if hasattr(view, "surface") else ""
+
+    def _is_idempotent(self) -> bool:
+        actions = getattr(self.view, "idempotent_actions", ())
+        return self.method == "POST" and getattr(self.view, "action", None) in actions
