@@ -18,7 +18,7 @@ FERNET_KEY_BYTES = 32
 ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 REDIS_SCHEMES = {"redis", "rediss", "unix"}
 REDIS_PATH = re.compile(r"/?[0-9]*")
-# Each threshold has a bit in the marks of an account (credits/low.py).
+# Each threshold has a bit in the marks of an account (credits/ledger.py).
 LOW_THRESHOLDS_MAX = 10
 ADDRESSES = (
     *("SESSION_JWKS_URL", "TOP_UP_URL", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "STORAGE_S3_ENDPOINT"),

@@ -365,7 +365,7 @@ JOBS: dict[str, tuple[str, str, float]] = {
     "purge-chats": ("chats.purge", "chats.purge.purge_chats", 3600.0),
     "purge-attachments": ("chats.purge_attachments", "chats.purge.purge_attachments", 3600.0),
     "expire-grants": ("credits.expire_grants", "credits.expiry.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),
-    "sweep-low-credits": ("credits.report_low", "credits.low.report", 5.0),
+    "sweep-low-credits": ("credits.report_low", "credits.ledger.report_low", 5.0),
 }
 CELERY_BEAT_SCHEDULE = {job: {"task": task, "schedule": seconds} for job, (task, _, seconds) in JOBS.items()}
 

@@ -8,27 +8,37 @@ of two simultaneous calls with one cause, one moves the credits and the other ra
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from datetime import datetime
-from enum import Enum
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import transaction
-from django.db.models import OuterRef, Subquery
+from django.db import connection, transaction
 
+from config.database.batches import in_order
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFailed
+from config.queue import jobs
 from config.telemetry.metrics import Counter
 from credits import sums
-from credits.ledger_sql import Condition, movement
-from credits.models import REASON_MAX_CHARS, Account, EntryType, LedgerEntry, PendingExpiry, credits_added
+from credits.models import (
+    BALANCE_LIMIT,
+    REASON_MAX_CHARS,
+    Account,
+    EntryType,
+    LedgerEntry,
+    PendingExpiry,
+    credits_added,
+)
 from webhooks import outbox
 from webhooks.events import CreditsEvent
+
+LOW_BATCH = 100
 
 logger = logging.getLogger(__name__)
 # For monitoring only. Refunds are not subtracted: a counter only grows.
@@ -38,10 +48,11 @@ _turns_over_hold = Counter(
 )
 
 
-class Outcome(Enum):
-    MOVED = "moved"
-    REPEATED = "repeated"  # a row with this cause exists
-    REFUSED = "refused"  # the account's balance, held or available would leave its range
+class Condition(NamedTuple):
+    """A condition in SQL, for a movement that depends on a row of another app."""
+
+    sql: str
+    values: Sequence[Any]
 
 
 class InsufficientCredits(DomainError):
@@ -83,15 +94,6 @@ def account_for(user_id: int) -> Account:
     return _account.first(user_id) or open_account(get_user_model().objects.get(pk=user_id))
 
 
-def available(user_id: int) -> int:
-    return account_for(user_id).available
-
-
-def balance_subquery() -> Subquery:
-    """The balance of a row's ``user_id``; None without an account."""
-    return Subquery(Account.objects.filter(pk=OuterRef("user_id")).order_by().values("balance"))
-
-
 @transaction.atomic
 def grant(
     user_id: int,
@@ -109,7 +111,7 @@ def grant(
     _require(amount > 0, "amount", "A grant must be more than 0.")
     about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
     entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
-    recorded = _move(entry, balance=amount)
+    recorded = _move(entry)
     if recorded is entry:
         if not is_first:
             credits_added.send(LedgerEntry, user_id=user_id)
@@ -124,17 +126,15 @@ def grant(
 def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
     """Correct an account up or down, even below zero. Pass a ``cause`` if the call may be repeated."""
     _require(amount != 0, "amount", "An adjustment must not be 0.")
-    entry = _entry(EntryType.ADJUSTMENT, user_id, amount, **_correction(reason, staff))
-    entry.cause = cause or f"adjustment:{entry.id}"
+    entry = _entry(EntryType.ADJUSTMENT, user_id, amount, cause=cause, **_correction(reason, staff))
     credits_added.send(LedgerEntry, user_id=user_id)
-    return _move(entry, balance=amount, by_staff=True)
+    return _move(entry)
 
 
 def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, reference: str, **fields: Any) -> LedgerEntry:
     """Take ``amount`` of a grant back, even below zero. The caller holds the account's lock."""
     about = {"cause": cause, "reason": _reason(reason), "reference": reference}
-    entry = _entry(EntryType.ADJUSTMENT, given.account_id, -amount, against=given, **about, **fields)
-    return _move(entry, balance=-amount, by_staff=True)
+    return _move(_entry(EntryType.ADJUSTMENT, given.account_id, -amount, against=given, **about, **fields))
 
 
 @transaction.atomic
@@ -154,12 +154,10 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
     most = sums.refundable(spent)
     if amount > most:
         raise Conflict(f"At most {money.to_text(most)} credits of this row can still be refunded.")
-    entry = _entry(
-        EntryType.REFUND, spent.account_id, amount, against=spent, **_subject(spent), **_correction(reason, staff)
-    )
-    entry.cause = cause or f"refund:{entry.id}"
+    about = _subject(spent) | _correction(reason, staff)
+    entry = _entry(EntryType.REFUND, spent.account_id, amount, cause=cause, against=spent, **about)
     credits_added.send(LedgerEntry, user_id=spent.account_id)
-    return _move(entry, balance=amount)
+    return _move(entry)
 
 
 def hold(
@@ -183,103 +181,69 @@ def hold(
         return None
     about = {"chat_id": chat_id, "run_id": run_id, "invocation_id": invocation_id, "tool_key": tool_key}
     entry = _entry(EntryType.HOLD, user_id, amount, cause=cause or f"hold:{invocation_id}", price=price, **about)
-    outcome = _post([entry], held=amount, covered=True, only_if=only_if)
-    if outcome is Outcome.REFUSED:
-        raise InsufficientCredits(available(user_id))
-    return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
+    recorded = _post([entry], only_if)
+    if recorded is None:
+        raise InsufficientCredits(account_for(user_id).available)
+    return recorded
 
 
-def _hold_of(invocation_id: str) -> LedgerEntry | None:
+def hold_of(invocation_id: str) -> LedgerEntry | None:
+    """The hold of a tool call, also after it was settled."""
     return LedgerEntry.objects.filter(cause=f"hold:{invocation_id}").first()
 
 
-def is_held(invocation_id: str) -> bool:
-    """Whether a tool call has or had its hold."""
-    return _hold_of(invocation_id) is not None
+def capture(invocation_id: str, amount: int) -> bool:
+    """``settle`` for a tool call; False also without a hold."""
+    hold = hold_of(invocation_id)
+    return hold is not None and settle(hold, amount)
 
 
-def capture(invocation_id: str, amount: int) -> int:
-    """Capture a tool call's cost, at most its hold, and release the rest. Returns what is captured; 0 if settled."""
-    _require(amount >= 0, "amount", "A capture must not be negative.")
-    hold = _hold_of(invocation_id)
-    if hold is None or not _settle(hold, amount):
-        return 0
-    if amount > hold.amount:
-        asked, most = money.to_text(amount), money.to_text(hold.amount)
-        logger.warning("capture of %s for %s exceeds its hold: clamped to %s", asked, invocation_id, most)
-    return min(amount, hold.amount)
+def release(invocation_id: str) -> bool:
+    """Release the whole hold of a tool call. False without an open hold."""
+    return capture(invocation_id, 0)
 
 
-def release(invocation_id: str) -> None:
-    """Release the whole hold of a tool call. Does nothing without an open hold."""
-    if (hold := _hold_of(invocation_id)) is not None:
-        _settle(hold, 0)
-
-
-def charge_turn(hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> int:
-    """Charge a request to a model to its hold, and release the rest. Returns the charged amount, at most the hold."""
-    _require(amount >= 0, "amount", "Usage must not be negative.")
-    if _settle(hold, amount, price):
-        _notice_excess(hold, amount)
-    return min(amount, hold.amount)
-
-
-def charge_turn_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: int, *, price: dict[str, Any]) -> None:
-    """``charge_turn`` as a part of other writes. A repetition makes a guard fail, so that none of the
-    writes happens.
+def settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
+    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if the hold was settled before. The
+    charge of a tool call is a CAPTURE. With a ``price``, it is the charge of a request to a model: a USAGE, even of 0.
     """
-    _require(amount >= 0, "amount", "Usage must not be negative.")
-    charged = min(amount, hold.amount)
+    rows = _settlement(hold, amount, price)
+    recorded = _post(rows)
+    if recorded is None:
+        raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
+    if recorded is rows[0]:
+        _settled(hold, amount)
+    return recorded is rows[0]
 
-    def done() -> None:
-        _notice_excess(hold, amount)
-        _count_spent(hold, charged)
 
-    rows = _settlement(hold, charged, price)
-    guards.execute(*movement(rows[0], balance=-charged, held=-hold.amount), done)
+def settle_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: int, price: dict[str, Any]) -> None:
+    """``settle`` as a part of other writes. A repetition makes a guard fail, so that none of the writes happens."""
+    rows = _settlement(hold, amount, price)
+    guards.execute(*_movement(rows), lambda: _settled(hold, amount))
     also.insert(*rows)
 
 
-def _notice_excess(hold: LedgerEntry, amount: int) -> None:
-    if amount > hold.amount:
-        asked, most = money.to_text(amount), money.to_text(hold.amount)
-        logger.warning("a turn of %s cost %s, more than its hold: %s is charged", hold.run_id, asked, most)
-        transaction.on_commit(_turns_over_hold.inc, robust=True)
-
-
-def _count_spent(hold: LedgerEntry, charged: int) -> None:
-    if charged:
+def _settled(hold: LedgerEntry, amount: int) -> None:
+    if charged := min(amount, hold.amount):
         transaction.on_commit(partial(_spent.inc, hold.tool_key or "model", by=charged / money.MICRO), robust=True)
-
-
-def release_turn(hold: LedgerEntry) -> None:
-    """Release the whole hold of a request to a model."""
-    _settle(hold, 0)
+    if amount > hold.amount:
+        subject, asked, most = hold.invocation_id or hold.run_id, money.to_text(amount), money.to_text(hold.amount)
+        logger.warning("a step of %s cost %s, more than its hold: %s is charged", subject, asked, most)
+        if hold.tool_key is None:
+            transaction.on_commit(_turns_over_hold.inc, robust=True)
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:
     """Expire ``amount`` of a grant. ``part`` is the number of its earlier EXPIRY rows. For ``expiry.py`` only."""
     cause = f"expiry:{pending.grant_id}:{part}"
     entry = _entry(EntryType.EXPIRY, pending.account_id, amount, cause=cause, against_id=pending.grant_id)
-    _move(entry, balance=-amount)
+    _move(entry)
 
 
-def _settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
-    """Charge ``amount`` of a hold, at most all of it, and release the rest. False if the hold was settled before. The
-    charge of a tool call is a CAPTURE. With a ``price``, it is the charge of a request to a model: a USAGE, even of 0.
-    """
-    charged = min(amount, hold.amount)
-    rows = _settlement(hold, charged, price)
-    outcome = _post(rows, balance=-charged, held=-hold.amount)
-    if outcome is Outcome.REFUSED:
-        raise RuntimeError(f"an account holds less than its open hold {hold.cause}")
-    if outcome is Outcome.MOVED:
-        _count_spent(hold, charged)
-    return outcome is Outcome.MOVED
-
-
-def _settlement(hold: LedgerEntry, charged: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
+def _settlement(hold: LedgerEntry, amount: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
     """The rows that settle a hold. The first one's cause names the hold, so that no hold is settled twice."""
+    _require(amount >= 0, "amount", "A charge must not be negative.")
+    charged = min(amount, hold.amount)
     common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
     rows = []
     settle = f"settle:{hold.id}"
@@ -298,35 +262,29 @@ def _subject(entry: LedgerEntry) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in ("tool_key", "chat_id", "run_id", "invocation_id")}
 
 
-def _entry(type: EntryType, user_id: int, amount: int, **fields: Any) -> LedgerEntry:
+def _entry(type: EntryType, user_id: int, amount: int, *, cause: str | None, **fields: Any) -> LedgerEntry:
     largest = money.to_text(money.MAX_MICRO)
     _require(abs(amount) <= money.MAX_MICRO, "amount", f"At most {largest} credits can be moved at once.")
-    return LedgerEntry(type=type, account_id=user_id, amount=amount, created_at=clock.now(), **fields)
+    entry = LedgerEntry(type=type, account_id=user_id, amount=amount, created_at=clock.now(), **fields)
+    entry.cause = cause or f"{type.lower()}:{entry.id}"
+    return entry
 
 
-def _move(entry: LedgerEntry, *, balance: int, by_staff: bool = False) -> LedgerEntry:
-    outcome = _post([entry], balance=balance, by_staff=by_staff)
-    if outcome is Outcome.REFUSED:
+def _move(entry: LedgerEntry) -> LedgerEntry:
+    recorded = _post([entry])
+    if recorded is None:
         raise Conflict("The account's balance would leave the range that it can hold.")
-    return entry if outcome is Outcome.MOVED else LedgerEntry.objects.get(cause=entry.cause)
+    return recorded
 
 
-def _post(
-    rows: list[LedgerEntry],
-    *,
-    balance: int = 0,
-    held: int = 0,
-    covered: bool = False,
-    by_staff: bool = False,
-    only_if: Condition | None = None,
-) -> Outcome:
-    """Insert ``rows``, all of one account, and add ``balance`` and ``held`` to it. Nothing is written unless the
-    outcome is MOVED. The first row's cause shows a repetition. ``covered``: available must not go below zero.
+def _post(rows: list[LedgerEntry], only_if: Condition | None = None) -> LedgerEntry | None:
+    """Insert ``rows``, all of one account, and change the account by them. Returns the first row or, if one with its
+    cause exists, that row; then nothing is written. None, and nothing is written, if the account's balance, held or
+    available would leave its range, or if ``only_if`` is false.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
-    change = movement(rows[0], balance=balance, held=held, covered=covered, by_staff=by_staff, only_if=only_if)
     writes = Writes()
-    writes.execute(*change)
+    writes.execute(*_movement(rows, only_if))
     writes.insert(*rows)
     # A BEGIN and a COMMIT around one statement would be two more round trips.
     alone = rows[0].run_id is not None and writes.are_one_statement()
@@ -337,12 +295,69 @@ def _post(
             # the run's lock.
             Account.objects.select_for_update(no_key=True).filter(pk=user_id).first()
         while not writes.do():
-            if LedgerEntry.objects.filter(cause=cause).exists():
-                return Outcome.REPEATED
+            if (repeated := LedgerEntry.objects.filter(cause=cause).first()) is not None:
+                return repeated
             if Account.objects.filter(pk=user_id).exists():
-                return Outcome.REFUSED
+                return None
             account_for(user_id)
-        return Outcome.MOVED
+        return rows[0]
+
+
+# Staff may take available below zero; the part below zero is the debt.
+_CHANGE_ACCOUNT = """
+    UPDATE credits_account SET balance = balance + %s, held = held + %s, updated_at = %s,
+           debt = CASE WHEN balance + %s >= held + %s THEN 0 WHEN %s THEN held + %s - balance - %s ELSE debt END,
+           low_due = low_due{crossed}
+     WHERE user_id = %s AND held + %s >= 0 AND balance + %s BETWEEN %s AND %s
+       AND NOT EXISTS (SELECT 1 FROM credits_ledgerentry WHERE cause = %s)
+"""
+# Sets one bit for each threshold that the balance falls below, so that no charge waits for an event (``report_low``).
+_CROSSED = " | (CASE WHEN balance >= {0} AND balance + %s < {0} THEN {1} ELSE 0 END)"
+_COVERED = " AND balance + %s >= held + %s"
+_thresholds = lru_cache(maxsize=8)(money.parse_list)
+
+
+def _movement(rows: list[LedgerEntry], only_if: Condition | None = None) -> tuple[str, list[Any]]:
+    """The one UPDATE that changes an account, and its values; the arguments are those of ``_post``."""
+    first = rows[0]
+    balance = sum(EntryType[row.type].balance * row.amount for row in rows)
+    held = sum(EntryType[row.type].held * row.amount for row in rows)
+    thresholds = _thresholds(settings.CREDITS_LOW_THRESHOLDS)
+    crossed = "".join(_CROSSED.format(threshold, 1 << bit) for bit, threshold in enumerate(thresholds))
+    now = connection.ops.adapt_datetimefield_value(first.created_at)
+    values: list[Any] = [balance, held, now, balance, held, first.type == EntryType.ADJUSTMENT, held, balance]
+    values += [
+        *[balance] * len(thresholds),
+        first.account_id,
+        held,
+        balance,
+        -BALANCE_LIMIT,
+        BALANCE_LIMIT,
+        first.cause,
+    ]
+    statement = _CHANGE_ACCOUNT.format(crossed=crossed)
+    if first.type == EntryType.HOLD:
+        statement, values = statement + _COVERED, [*values, balance, held]
+    if only_if is not None:
+        statement, values = f"{statement} AND {only_if.sql}", [*values, *only_if.values]
+    return statement, values
+
+
+def report_low() -> int:
+    """Report to the installation endpoint each fall of a balance below a threshold. Returns the number of accounts."""
+    marked = Account.objects.exclude(low_due=0)
+    return sum(jobs.each("sweep-low-credits", in_order(marked, "pk", LOW_BATCH), _report_low))
+
+
+@transaction.atomic
+def _report_low(user_id: int) -> bool:
+    """False if another sweep was faster."""
+    account = Account.objects.select_for_update(no_key=True).get(pk=user_id)
+    for bit, threshold in enumerate(_thresholds(settings.CREDITS_LOW_THRESHOLDS)):
+        if account.low_due >> bit & 1:
+            about = {"available": money.to_number(account.available), "threshold": money.to_number(threshold)}
+            outbox.report_credits(user_id, CreditsEvent.LOW, about)
+    return bool(Account.objects.filter(pk=user_id).exclude(low_due=0).update(low_due=0))
 
 
 def _require(holds: bool, field: str, message: str) -> None:

@@ -21,6 +21,7 @@ from config.kernel.ids import is_plausible_id, new_id
 from config.kernel.jsonfield import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
+from credits.models import Account
 from runs import catalogue, lifecycle
 from runs.calls import ANSWERS, AnswerKind, CallResultInput, check_clarification
 from runs.models import (
@@ -145,7 +146,7 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
 
 
 def _with_credits(chats: QuerySet[Chat]) -> QuerySet[Chat]:
-    return chats.annotate(balance=ledger.balance_subquery())
+    return chats.annotate(balance=Subquery(Account.objects.filter(pk=OuterRef("user_id")).values("balance")))
 
 
 def _one_chat(chat_id: str) -> QuerySet[Chat]:
@@ -229,7 +230,7 @@ def _start_run(
         balance = ledger.account_for(user.pk).balance
     # Credits that other runs only hold are no reason to refuse the run: its steps wait for them.
     if balance <= 0:
-        raise ledger.InsufficientCredits(ledger.available(user.pk), user.get_username())
+        raise ledger.InsufficientCredits(ledger.account_for(user.pk).available, user.get_username())
     if chat.active_run_id is not None and on_active_run == "cancel":
         # The active run's owner may have to end it first; then the new run waits behind it.
         cancel_runs_of(Chat, chat.pk)

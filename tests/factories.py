@@ -200,7 +200,7 @@ def charge_turn(user: Any, amount: int, *, run: str, chat: str, index: int) -> A
     cause = f"turn:{run}:{index}"
     hold = ledger.hold(user.pk, max(1, amount), cause=cause, run_id=run, chat_id=chat, price={"turn": index})
     assert hold is not None
-    ledger.charge_turn(hold, amount, price={"model": "demo", "in": 1, "out": 1})
+    ledger.settle(hold, amount, price={"model": "demo", "in": 1, "out": 1})
     return LedgerEntry.objects.get(against=hold, type="USAGE")
 
 

@@ -32,7 +32,7 @@ class MovingCommand(BaseCommand):
             done, user_id = self.move(micro, **options)
         except (DomainError, ValueError) as error:
             raise CommandError(str(error)) from None
-        self.stdout.write(f"{done}; available now: {money.to_text(ledger.available(user_id))}.")
+        self.stdout.write(f"{done}; available now: {money.to_text(ledger.account_for(user_id).available)}.")
 
     def move(self, *args: Any, **options: Any) -> tuple[str, int]:
         """Move these micro-credits. Returns what was done, and the id of the account's user."""

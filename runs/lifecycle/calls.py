@@ -90,7 +90,7 @@ def dispatch(
     room = room_to_park(run.user_id) if awaits else 0
     # Calls for the caller's app come last, so that a client can show them apart from the others.
     for call in sorted(calls, key=lambda call: call.node_type == CLIENT):
-        is_held = call.id in approved and ledger.is_held(call.id)
+        is_held = call.id in approved and ledger.hold_of(call.id) is not None
         try:
             if call.id in awaits and room <= 0:
                 raise tool_error(TOO_MANY_PARKED)

@@ -128,7 +128,7 @@ def hold_call(run: Run, call: ToolInvocation) -> bool:
 
 def report_exhausted(run: Run) -> None:
     """Report to the app that the user's credits are not enough for the run's next step."""
-    about = {"available": money.to_number(ledger.available(run.user_id)), "runId": run.id}
+    about = {"available": money.to_number(ledger.account_for(run.user_id).available), "runId": run.id}
     outbox.report_credits(run.user_id, CreditsEvent.EXHAUSTED, about)
 
 
@@ -226,7 +226,7 @@ def usage(run: Run, recorded: Turn | Compaction) -> dict[str, Any]:
 def charge(charged: Charge | None) -> None:
     """Charge a complete turn, or a summary. The run is locked."""
     if charged is not None and charged.hold is not None:
-        ledger.charge_turn(charged.hold, charged.amount, price=charged.price)
+        ledger.settle(charged.hold, charged.amount, price=charged.price)
 
 
 def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) -> None:
@@ -234,7 +234,7 @@ def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) 
     if charged is not None and charged.hold is not None:
         # The account must change only if the run's row does, so the run's row is checked before the account.
         guards.lock(Run, as_known(run))
-        ledger.charge_turn_with(guards, also, charged.hold, charged.amount, price=charged.price)
+        ledger.settle_with(guards, also, charged.hold, charged.amount, price=charged.price)
 
 
 def compaction_key(index: int) -> str:
@@ -257,9 +257,9 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
         if hold.tool_key is None:
             charged = _streamed(streamed, hold) if partial is None else partial
             if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
-                ledger.release_turn(hold)
+                ledger.settle(hold, 0)
             else:
-                ledger.charge_turn(hold, charged.amount, price=charged.price | {"partial": True})
+                ledger.settle(hold, charged.amount, price=charged.price | {"partial": True})
                 early.update(charged.counts, turn_count=charged.turns)
         elif ends:
             ledger.release(hold.invocation_id or "")

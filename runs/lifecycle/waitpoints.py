@@ -154,7 +154,7 @@ def resume_paid(user_id: int) -> int:
     # Runs that were resumed before, and that no worker has taken yet, hold nothing for their next steps.
     queued = Run.objects.filter(user=user_id, status=RunStatus.QUEUED, started_at__isnull=False)
     newest = Waitpoint.objects.filter(run=OuterRef("pk")).order_by("-created_at").values("needed")[:1]
-    left = ledger.available(user_id) - queued.aggregate(needed=Sum(Subquery(newest), default=0))["needed"]
+    left = ledger.account_for(user_id).available - queued.aggregate(needed=Sum(Subquery(newest), default=0))["needed"]
     resumed = 0
     in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
     for waitpoint_id, needed in list(in_order[:RESUMED_AT_ONCE]):

@@ -124,7 +124,7 @@ def test_the_timeline_shows_cached_tokens_and_compactions_and_their_charges(sign
         finished_at=at,
     )  # fmt: skip
     hold = ledger.hold(user.pk, 9, cause="c1", run_id=run.pk, chat_id=run.chat_id, price={"turn": "c1"})
-    ledger.charge_turn(hold, 9, price={})
+    ledger.settle(hold, 9, price={})
     steps = {step.title: step for step in timeline.build(run).steps}
     assert "1,200 tokens in (800 of them cached), 34 out" in steps["Turn 2"].detail
     assert "about 9,000 tokens to 4,000; demo, 5,000 tokens in, 70 out" in steps["Compaction 1"].detail
@@ -380,14 +380,14 @@ def test_holds_and_partial_charges_of_turns_are_shown(boss, user):
         return ledger.hold(user.pk, 6_000_000, cause=cause, **common)
 
     used = price | {"inputTokens": 1000, "outputTokens": 200, "estimated": True, "partial": True}
-    ledger.charge_turn(hold(2, 1), 800_000, price=used)
+    ledger.settle(hold(2, 1), 800_000, price=used)
     began = clock.now()
-    ledger.charge_turn(hold(2, 2), 700_000, price=used)
+    ledger.settle(hold(2, 2), 700_000, price=used)
     ModelAttempt.objects.create(
         run=run, turn_index=2, number=1, model="demo", provider="demo", reason="connection_lost",
         started_at=began, finished_at=clock.now(),
     )  # fmt: skip
-    ledger.release_turn(hold(2, 3))
+    ledger.settle(hold(2, 3), 0)
     hold(2, 4)
     steps = [(step.title, step.detail, step.cost) for step in timeline.build(run).steps if step.charges]
     assert sorted(steps) == [

@@ -136,7 +136,7 @@ def test_the_reports_add_up_to_the_ledger(spent, boss):
         hold = ledger.hold(
             spent.pk, 3 * MICRO, cause=f"turn:{run.pk}:{number}", run_id=run.pk, chat_id=run.chat_id, price={}
         )
-        ledger.charge_turn(hold, number * MICRO // 4, price=price)
+        ledger.settle(hold, number * MICRO // 4, price=price)
     rows = LedgerEntry.objects.filter(type__in=CHARGES)
     ledger.refund(rows.first().pk, 1, reason="x", staff=boss.person)
     said = {

@@ -93,7 +93,7 @@ def test_the_charge_of_a_summary_names_it(user):
     fund(user, 100 * MICRO)
     price = {"model": "gpt", "turn": "c1"}
     hold = ledger.hold(user.pk, MICRO, cause="turn:run_1:c1:1.1", run_id="run_1", chat_id="chat_1", price=price)
-    ledger.charge_turn(hold, MICRO // 2, price={"model": "gpt"})
+    ledger.settle(hold, MICRO // 2, price={"model": "gpt"})
     assert statement.sentence(LedgerEntry.objects.get(type="USAGE")) == "0.5 credits for gpt, summary"
 
 

@@ -23,7 +23,7 @@ def clerk() -> Any:
 
 def fund(user: Any, amount: int) -> None:
     """Adjust the available credits of a user to exactly ``amount``."""
-    change = amount - ledger.available(user.pk)
+    change = amount - ledger.account_for(user.pk).available
     if change:
         ledger.adjust(user.pk, change, reason="for the test", staff=clerk())
 
@@ -48,7 +48,7 @@ def place(
 def release_run(run_id: str) -> int:
     """Release every open hold of the run. Returns how much this call released."""
     with transaction.atomic():
-        return sum(hold.amount for hold in sums.open_holds(run_id) if ledger._settle(hold, 0))
+        return sum(hold.amount for hold in sums.open_holds(run_id) if ledger.settle(hold, 0))
 
 
 def spend(user: Any, amount: int, *, run: str = "run_1", chat: str = "chat_1", tool: str = "draw") -> LedgerEntry:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from credits import grants, ledger, low
+from credits import grants, ledger
 from credits.models import Account
 from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
@@ -34,7 +34,7 @@ def told(*names: str) -> list[dict[str, Any]]:
 
 
 def lows() -> list[tuple[Any, Any]]:
-    low.report()
+    ledger.report_low()
     return [(body["threshold"], body["available"]) for body in told("credits.low")]
 
 
@@ -51,7 +51,7 @@ def test_a_users_own_endpoint_is_told_nothing(user):
     factories.EndpointFactory(user=user, extended_events=True)
     ledger.grant(user.pk, 5, cause="x")
     spend(user, 99 * CREDIT)
-    low.report()
+    ledger.report_low()
     assert not Delivery.objects.exists()
 
 
@@ -94,7 +94,7 @@ def test_parallel_charges_and_reports_tell_each_crossing_once(endpoint):
     def call(number: int) -> None:
         spend(user, 12 * CREDIT)
         with lock:
-            low.report()
+            ledger.report_low()
 
     side_by_side(8, call)
     assert sorted(threshold for threshold, _ in lows()) == [5, 20]

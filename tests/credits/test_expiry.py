@@ -137,7 +137,7 @@ class TestExpiry:
         assert sum(expire_grants()) == 0
         ledger.capture(kept, 3)
         ledger.release(released)
-        assert ledger.available(user.pk) == 2
+        assert ledger.account_for(user.pk).available == 2
         assert sum(expire_grants()) == 2
         assert state(user) == (0, 0)
         assert not PendingExpiry.objects.exists()

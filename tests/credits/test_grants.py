@@ -346,7 +346,7 @@ def test_what_is_revoked_is_what_a_book_of_single_credits_says(monkeypatch, step
             row = ledger.grant(user.pk, amount, cause=f"{user.pk}:{number}", expires_at=end)
             book.add(row.pk, amount, hours and hours * 10**9 + number)
             given.append((row, amount))
-        elif kind == "spend" and (amount := min(arguments[0], ledger.available(user.pk))) > 0:
+        elif kind == "spend" and (amount := min(arguments[0], ledger.account_for(user.pk).available)) > 0:
             spend(user, amount)
             book.spend(amount)
         elif kind == "fine":

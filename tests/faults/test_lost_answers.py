@@ -83,7 +83,9 @@ def test_every_step_happens_once(bench, events, monkeypatch, module, step):
 
 
 def test_a_pause_for_want_of_credits_happens_once(bench, monkeypatch, user):
-    ledger.adjust(user.pk, 100_000 - ledger.available(user.pk), reason="few", staff=UserFactory(is_staff=True))
+    ledger.adjust(
+        user.pk, 100_000 - ledger.account_for(user.pk).available, reason="few", staff=UserFactory(is_staff=True)
+    )
     pause = Loser(monkeypatch, lifecycle, "pause", lambda number: number == 1)
     resume = Loser(monkeypatch, lifecycle, "resume_paid", lambda number: number == 1)
     run = bench.ask("/say ok", onCreditsExhausted="wait")
@@ -223,7 +225,7 @@ def test_a_cancel_that_is_behind_the_database_charges_what_was_used(bench, monke
 @pytest.mark.parametrize("limit", ["budget", "credits"])
 def test_a_hold_whose_answer_was_lost_is_found_again(bench, monkeypatch, user, limit):
     if limit == "credits":
-        few = 1_000_000 - ledger.available(user.pk)
+        few = 1_000_000 - ledger.account_for(user.pk).available
         ledger.adjust(user.pk, few, reason="few", staff=UserFactory(is_staff=True))
     loser = Loser(monkeypatch, requests, "allow", lambda number: number == 1)
     run = bench.finish("/usage 0 1000000\n/say ok\n/length", **({"maxCredits": 1} if limit == "budget" else {}))

@@ -158,7 +158,10 @@ def test_a_call_that_takes_long_says_how_to_end_it(bench, user, monkeypatch):
 def test_a_run_that_waits_for_credits_asks_nobody(bench, user, monkeypatch):
     agents.save("patient", display_name="Patient", on_credits_exhausted="wait")
     ledger.adjust(
-        user.pk, -ledger.available(user.pk) + 100_000, reason="almost all", staff=factories.UserFactory(is_staff=True)
+        user.pk,
+        -ledger.account_for(user.pk).available + 100_000,
+        reason="almost all",
+        staff=factories.UserFactory(is_staff=True),
     )
 
     def pay() -> None:

@@ -32,7 +32,7 @@ def staff(db: None) -> Any:
 
 
 def set_available(user: Any, credits: float, staff: Any) -> None:
-    if change := round(credits * MICRO) - ledger.available(user.pk):
+    if change := round(credits * MICRO) - ledger.account_for(user.pk).available:
         ledger.adjust(user.pk, change, reason="for the test", staff=staff)
 
 
@@ -81,7 +81,7 @@ def test_what_staff_do_wakes_a_run(bench, user, staff, by):
     run = paused(bench)
     if by == "refund":
         usage = LedgerEntry.objects.get(run_id=spent["id"], type="USAGE")
-        needed = waitpoint_of(run).needed - ledger.available(user.pk)
+        needed = waitpoint_of(run).needed - ledger.account_for(user.pk).available
         ledger.adjust(user.pk, needed - usage.amount, reason="almost", staff=staff)
         assert bench.get(run["id"])["status"] == "waiting"
         ledger.refund(usage.pk, usage.amount, reason="sorry", staff=staff)
@@ -93,11 +93,13 @@ def test_what_staff_do_wakes_a_run(bench, user, staff, by):
 
 def test_a_released_hold_wakes_a_run(bench, user, staff):
     set_available(user, 6, staff)
-    held = ledger.hold(user.pk, ledger.available(user.pk), chat_id="chat_x", run_id="run_x", price={}, cause="other")
+    held = ledger.hold(
+        user.pk, ledger.account_for(user.pk).available, chat_id="chat_x", run_id="run_x", price={}, cause="other"
+    )
     run = paused(bench)
     grant(user, 0.01)  # too little
     assert bench.get(run["id"])["status"] == "waiting"
-    ledger.release_turn(held)
+    ledger.settle(held, 0)
     run = bench.wait(run["id"])
     assert (run["status"], waitpoint_of(run).resolved_payload["by"]) == ("completed", "release")
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def set_available(user: Any, credits: float) -> None:
-    change = round(credits * MICRO) - ledger.available(user.pk)
+    change = round(credits * MICRO) - ledger.account_for(user.pk).available
     if change:
         ledger.adjust(user.pk, change, reason="for the test", staff=UserFactory(is_staff=True))
 
@@ -45,7 +45,7 @@ def test_a_turn_that_is_charged_already_is_not_charged_again(bench, monkeypatch)
     complete = lifecycle.complete
 
     def late(run: Run, turn: Turn, *, charge: lifecycle.Charge, **kwargs: Any) -> Any:
-        ledger.charge_turn(charge.hold, charge.amount, price=charge.price)
+        ledger.settle(charge.hold, charge.amount, price=charge.price)
         return complete(run, turn, charge=charge, **kwargs)
 
     monkeypatch.setattr(lifecycle, "complete", late)

@@ -70,7 +70,9 @@ class Spending(RuleBasedStateMachine):
         self.user: Any = UserFactory()
         self.clerk: Any = UserFactory(is_staff=True)
         self.client = session_client(self.user)
-        ledger.adjust(self.user.pk, credits * MICRO - ledger.available(self.user.pk), reason="r", staff=self.clerk)
+        ledger.adjust(
+            self.user.pk, credits * MICRO - ledger.account_for(self.user.pk).available, reason="r", staff=self.clerk
+        )
         self.runs: list[str] = []
         self.workers: dict[str, Worker] = {}
         self.floor = 0
@@ -88,7 +90,7 @@ class Spending(RuleBasedStateMachine):
         if answer.status_code == 201:
             self.runs.append(answer.json()["id"])
         else:
-            assert (answer.status_code, ledger.available(self.user.pk) <= 0) == (402, True)
+            assert (answer.status_code, ledger.account_for(self.user.pk).available <= 0) == (402, True)
 
     @rule(at=RUNS)
     def cancel(self, at: int) -> None:
@@ -98,7 +100,7 @@ class Spending(RuleBasedStateMachine):
     @rule(amount=st.integers(-3 * MICRO, 3 * MICRO).filter(bool))
     def adjust(self, amount: int) -> None:
         ledger.adjust(self.user.pk, amount, reason="r", staff=self.clerk)
-        self.floor = min(0, ledger.available(self.user.pk))
+        self.floor = min(0, ledger.account_for(self.user.pk).available)
 
     @rule(data=st.data(), part=st.integers(1, 3))
     def refund(self, data: st.DataObject, part: int) -> None:

@@ -37,7 +37,7 @@ def test_body_is_checked_before_the_chat_and_the_chat_before_the_credits(session
     chat_id = create_chat(user).pk
     assert start(session, chat_id, {"message": "/wait 1"}) == (201, "")
     spend(user, 100_000_000, chat=chat_id)
-    assert ledger.available(user.pk) <= 0
+    assert ledger.account_for(user.pk).available <= 0
     assert start(session, chat_id, UNKNOWN) == (400, "VALIDATION_ERROR")
     assert start(session, chat_id, {"message": "Hello"}) == (409, "RUN_IN_PROGRESS")
     assert start(session, create_chat(user).pk, {"message": "Hello"}) == (402, "INSUFFICIENT_CREDITS")

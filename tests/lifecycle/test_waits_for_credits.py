@@ -28,7 +28,7 @@ CHART = '/call draw_chart {"title": "t", "series": [1]}\n/say {result}'
 @pytest.fixture
 def available(user: Any) -> Callable[[float], None]:
     def set_to(credits: float) -> None:
-        change = round(credits * MICRO) - ledger.available(user.pk)
+        change = round(credits * MICRO) - ledger.account_for(user.pk).available
         ledger.adjust(user.pk, change, reason="for the test", staff=UserFactory(is_staff=True))
 
     return set_to
@@ -106,7 +106,7 @@ def test_a_hold_that_a_person_must_free_is_not_waited_for(bench, available):
     run = bench.ask("/ask Which?")
     ledger.hold(
         Run.objects.get().user_id,
-        ledger.available(Run.objects.get().user_id) - 1000,
+        ledger.account_for(Run.objects.get().user_id).available - 1000,
         invocation_id=run["pendingWaitpoint"]["requestPayload"].get("toolInvocationId", "inv_x"),
         tool_key="ask_user",
         run_id=run["id"],

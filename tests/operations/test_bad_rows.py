@@ -15,7 +15,7 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
 from config.queue import jobs
-from credits import expiry, ledger, low
+from credits import expiry, ledger
 from credits.models import Account, LedgerEntry, PendingExpiry
 from runs import purge as run_purge
 from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
@@ -219,9 +219,9 @@ def test_grants_expire_after_an_account_that_fails(monkeypatch, counted):
 def test_low_balances_are_reported_after_an_account_that_fails(monkeypatch, counted):
     users = [factories.UserFactory() for _ in range(4)]
     Account.objects.filter(pk__in=[user.pk for user in users]).update(low_due=1)
-    monkeypatch.setattr(low, "SWEEP_BATCH", 2)
-    monkeypatch.setattr(low.outbox, "report_credits", refuse({users[0].pk}, low.outbox.report_credits))
-    assert low.report() == 3
+    monkeypatch.setattr(ledger, "LOW_BATCH", 2)
+    monkeypatch.setattr(ledger.outbox, "report_credits", refuse({users[0].pk}, ledger.outbox.report_credits))
+    assert ledger.report_low() == 3
     assert Account.objects.exclude(low_due=0).get().user == users[0]
     assert counted == ["sweep-low-credits"]
 

@@ -365,7 +365,7 @@ class TestQuestionsOfCalls:
         """The question is asked when the other calls of its turn have ended."""
         add_tool(tasks, price=6_000_000, park_seconds=None)
         tasks.tool = self.greet
-        change = 9_000_000 - ledger.available(user.pk)
+        change = 9_000_000 - ledger.account_for(user.pk).available
         ledger.adjust(user.pk, change, reason="for the test", staff=UserFactory(is_staff=True))
         run = bench.wait(bench.start("/call research {}\n/call research {}\n/say done")["id"], "waiting", timeout=20)
         assert [call["errorCode"] for call in run["toolInvocations"]] == [None, "INSUFFICIENT_CREDITS"]
