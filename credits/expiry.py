@@ -6,6 +6,7 @@ row exists.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -13,14 +14,15 @@ from itertools import accumulate
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, OuterRef, Q, Subquery, Sum, When
-from django.db.models.functions import Coalesce, TruncDay
+from django.db.models import Case, OuterRef, Q, Sum, When
+from django.db.models.functions import TruncDay
 
+from config.database.batches import in_order
 from config.kernel import clock
 from config.queue import jobs
 from credits import ledger, statement
 from credits.models import CHARGES, REVOCATION, STAFF_TYPES, Account, DayTotal, EntryType, LedgerEntry, PendingExpiry
-from credits.sums import total
+from credits.sums import sum_by, total
 
 ACCOUNTS_BATCH = 500
 # The rows at which the order of spending changes: expiring grants, expiries, and revocations of any grant.
@@ -30,19 +32,12 @@ MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | REVOCATION
 def expire_grants() -> Iterator[int]:
     """Remove the unspent part of each grant that has expired; yields the micro-credits removed from each account."""
     now = clock.now()
-    return jobs.each("expire-grants", _accounts_due(now), partial(_expire_of, now=now))
+    due = Account.objects.filter(pk__in=PendingExpiry.objects.filter(expires_at__lte=now).values("account_id"))
+    return jobs.each("expire-grants", in_order(due, "pk", ACCOUNTS_BATCH), partial(_expire_of, now=now))
 
 
 def expire_all() -> int:
     return sum(1 for _ in expire_grants())
-
-
-def _accounts_due(now: datetime) -> Iterator[int]:
-    last, due = 0, PendingExpiry.objects.filter(expires_at__lte=now).order_by("account_id")
-    keys = due.values_list("account_id", flat=True).distinct()
-    while accounts := list(keys.filter(account_id__gt=last)[:ACCOUNTS_BATCH]):
-        yield from accounts
-        last = accounts[-1]
 
 
 @transaction.atomic
@@ -72,12 +67,11 @@ def unspent(account_id: int) -> dict[str, int]:
     Charges, of which there can be millions, are read as sums: those of whole days, and for each mark those of its day
     until then.
     """
-    charges = LedgerEntry.objects.filter(account_id=account_id, type__in=CHARGES).order_by().values("account_id")
+    charges = LedgerEntry.objects.filter(account_id=account_id, type__in=CHARGES)
     of_day = charges.filter(created_at__gte=OuterRef("midnight"), created_at__lt=OuterRef("created_at"))
-    charged_that_day = Coalesce(Subquery(of_day.annotate(total=Sum("amount")).values("total")), 0)
     rows: Any = LedgerEntry.objects.filter(account_id=account_id, type__in=STAFF_TYPES).order_by("created_at", "pk")
     rows = rows.annotate(midnight=TruncDay("created_at", tzinfo=UTC))
-    rows = rows.annotate(charged=Case(When(MARK, then=charged_that_day)))
+    rows = rows.annotate(charged=Case(When(MARK, then=sum_by("account_id", of_day, "amount"))))
     totals = DayTotal.objects.filter(account_id=account_id).order_by("day")
     by_day = list(totals.values_list("day").annotate(total=Sum("amount")))
     until = list(accumulate((total for _, total in by_day), initial=0))
@@ -104,7 +98,7 @@ def unspent(account_id: int) -> dict[str, int]:
         if row.expires_at is not None:
             # A grant first covers a negative balance.
             left[row.id] = min(change, max(0, balance))
-            insort(live, row, key=_in_order)
+            insort(live, row, key=lambda grant: (grant.expires_at, grant.created_at, grant.pk))
         elif row.against_id is not None and row.type != EntryType.REFUND:
             # If a revoked grant was spent, the rest is taken from the others.
             expires = row.against_id in left
@@ -116,10 +110,6 @@ def unspent(account_id: int) -> dict[str, int]:
             spend(-change)
     spend(until[-1] - charged)
     return left
-
-
-def _in_order(grant: LedgerEntry) -> tuple[Any, ...]:
-    return grant.expires_at, grant.created_at, grant.pk
 
 
 def left_of(grant: LedgerEntry, balance: int) -> int:
@@ -140,13 +130,11 @@ def left_of(grant: LedgerEntry, balance: int) -> int:
     return max(0, min(grant.amount + own, balance - sum(expiring.values()) - others))
 
 
-def expiring(account_id: int) -> list[tuple[int, datetime]]:
-    """What is left of the expiring grants, summed by time of expiry: (micro-credits, time), soonest first."""
+def expiring(account_id: int) -> list[dict[str, Any]]:
+    """What is left of the expiring grants, summed by time of expiry: ``{amount, at}``, soonest first."""
     pending = dict(PendingExpiry.objects.filter(account_id=account_id).values_list("grant_id", "expires_at"))
-    if not pending:
-        return []
-    by_time: dict[datetime, int] = {}
-    for grant_id, amount in unspent(account_id).items():
-        if amount and grant_id in pending:
-            by_time[pending[grant_id]] = by_time.get(pending[grant_id], 0) + amount
-    return [(amount, moment) for moment, amount in sorted(by_time.items())]
+    by_time: Counter[datetime] = Counter()
+    for grant_id, amount in unspent(account_id).items() if pending else ():
+        if grant_id in pending:
+            by_time[pending[grant_id]] += amount
+    return [{"amount": amount, "at": moment} for moment, amount in sorted(by_time.items()) if amount]

@@ -58,10 +58,6 @@ def grant(
     return entry, before
 
 
-def grants_of(user_id: int) -> QuerySet[LedgerEntry]:
-    return LedgerEntry.objects.filter(account_id=user_id, type=EntryType.GRANT)
-
-
 @transaction.atomic
 def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tuple[dict[str, Any], bool]:
     """``{revoked, balance}`` as decimal text, and whether this reference had revoked the grant before. UNSPENT takes
@@ -108,6 +104,6 @@ def balance_after(entry: LedgerEntry) -> int:
     of_day = newer.filter(type__in=CHARGES, created_at__lt=next_day)
     later: QuerySet[Any] = DayTotal.objects.filter(account_id=OuterRef("pk"), day__gte=next_day.date())
     charged = sums.sum_by("account_id", of_day, "amount") + sums.sum_by("account_id", later, "amount")
-    changed = sums.sum_by("account_id", newer.filter(type__in=STAFF_TYPES), sums.effect())
+    changed = sums.sum_by("account_id", newer.filter(type__in=STAFF_TYPES), sums.effect("balance"))
     # One statement, so that the rows and the balance belong to the same moment.
     return Account.objects.annotate(after=F("balance") + charged - changed).get(pk=entry.account_id).after

@@ -21,7 +21,7 @@ from credits.models import (
     RunTotal,
     UsageTotal,
 )
-from credits.sums import change
+from credits.sums import effect
 
 DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}
 DEBITS = "type IN ('CAPTURE', 'USAGE')"
@@ -37,18 +37,6 @@ class Kind:
     keys: dict[str, str]
     amount: str
     rows: str
-
-    @property
-    def table(self) -> str:
-        return self.model._meta.db_table
-
-    def counted(self) -> str:
-        """SQL that computes the totals from the ledger."""
-        named = ", ".join(f"{source} AS {key}" for key, source in self.keys.items())
-        return (
-            f"SELECT account_id, {named}, SUM({self.amount}) AS amount, COUNT(*) AS records, MAX(created_at) AS latest"  # noqa: S608
-            f" FROM credits_ledgerentry WHERE {self.rows} GROUP BY account_id, {', '.join(self.keys.values())}"
-        )
 
 
 def kinds() -> list[Kind]:
@@ -74,7 +62,8 @@ def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Ite
 def _accounts() -> Iterator[str]:
     # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     accounts = Account.objects.annotate(
-        ledger_balance=change("balance", "entries__"), ledger_held=change("held", "entries__")
+        ledger_balance=Sum(effect("balance", "entries__"), default=0),
+        ledger_held=Sum(effect("held", "entries__"), default=0),
     ).exclude(balance=F("ledger_balance"), held=F("ledger_held"))
     for account in accounts.select_related("user").order_by("pk").iterator():
         username = account.user.get_username()
@@ -108,12 +97,14 @@ def _with_answers(types: list[EntryType], answers: list[EntryType]) -> QuerySet[
 def drift_of(kind: Kind) -> Iterator[str]:
     """Yields one line for each total of a kind that differs from the ledger. The rows are read one by one."""
     keys = ", ".join(["account_id", *kind.keys])
+    sources = ", ".join(["account_id", *kind.keys.values()])
     # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     statement = f"""
         SELECT {keys}, SUM(stored), SUM(computed) FROM (
-            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {kind.table}
+            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {kind.model._meta.db_table}
             UNION ALL
-            SELECT {keys}, 0, amount, -records, latest, -1 FROM ({kind.counted()}) ledger
+            SELECT {sources}, 0, SUM({kind.amount}), -COUNT(*), MAX(created_at), -1
+            FROM credits_ledgerentry WHERE {kind.rows} GROUP BY {sources}
         ) compared GROUP BY {keys}
         HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
         ORDER BY {keys}

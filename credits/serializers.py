@@ -25,8 +25,7 @@ class AccountSerializer(CamelSerializer):
 
     @extend_schema_field(ExpiringSerializer(many=True))
     def get_expiring(self, account: Account) -> list[dict[str, Any]]:
-        rows = [{"amount": amount, "at": at} for amount, at in expiry.expiring(account.pk)]
-        return [ExpiringSerializer(row).data for row in rows]
+        return [ExpiringSerializer(row).data for row in expiry.expiring(account.pk)]
 
 
 class LedgerEntrySerializer(CamelSerializer):

@@ -14,6 +14,14 @@ from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, L
 REACHING_ROWS = 200
 
 
+def _signed(plus: list[EntryType]) -> Combinable:
+    return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
+
+
+# The signed amounts of SPENDING rows (a refund is negative), and of the rows of ``_committed``.
+NET_SPENDING, _NET_HOLDS = _signed(CHARGES), _signed([EntryType.HOLD])
+
+
 def refundable(entry: LedgerEntry) -> int:
     """The part of a CAPTURE or USAGE row that is not refunded yet."""
     return entry.amount - total(LedgerEntry.objects.filter(against=entry, type=EntryType.REFUND))
@@ -21,12 +29,12 @@ def refundable(entry: LedgerEntry) -> int:
 
 def committed(run_id: str) -> int:
     """What the run has spent and holds."""
-    return total(_committed(run_id), _signed(plus=[EntryType.HOLD]))
+    return total(_committed(run_id), _NET_HOLDS)
 
 
 def committed_subquery(outer: str) -> Combinable:
     """``committed`` as an expression for a queryset; ``outer`` holds the run's id."""
-    return sum_by("run_id", _committed(OuterRef(outer)), _signed(plus=[EntryType.HOLD]))
+    return sum_by("run_id", _committed(OuterRef(outer)), _NET_HOLDS)
 
 
 def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
@@ -36,19 +44,14 @@ def _committed(run_id: Any) -> QuerySet[LedgerEntry]:
 
 def run_spent_subquery(outer: str = "pk") -> Combinable:
     """A run's captures and usage less refunds, as an expression for a queryset; ``outer`` holds the run's id."""
-    return sum_by("run_id", LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), net_spending())
+    return sum_by("run_id", LedgerEntry.objects.filter(run_id=OuterRef(outer), type__in=SPENDING), NET_SPENDING)
 
 
-def effect(of: Literal["balance", "held"] = "balance", entries: str = "") -> Combinable:
+def effect(of: Literal["balance", "held"], entries: str = "") -> Combinable:
     """What a row adds to its account's balance or held amount. ``entries``: the lookup prefix that leads to the row."""
     signs = {type: getattr(type, of) for type in EntryType if getattr(type, of)}
     whens = [When(**{f"{entries}type": type}, then=F(f"{entries}amount") * sign) for type, sign in signs.items()]
     return Case(*whens, default=Value(0), output_field=BigIntegerField())
-
-
-def change(of: Literal["balance", "held"] = "balance", entries: str = "") -> Sum:
-    """The sum of ``effect``."""
-    return Sum(effect(of, entries), default=0)
 
 
 def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tuple[str, datetime | None]:
@@ -84,28 +87,13 @@ open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_hold
 
 def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
     """An expression: the sum of the open holds of these runs, except those of the calls ``without_calls``."""
-    holds = (
-        _open_holds_of(run_id__in=run_ids)
-        .exclude(invocation_id__in=without_calls)
-        .order_by()
-        .values("type")
-        .annotate(total=Sum("amount"))
-    )
-    return Cast(Coalesce(Subquery(holds.values("total")), Value(0)), BigIntegerField())
+    holds = _open_holds_of(run_id__in=run_ids).exclude(invocation_id__in=without_calls)
+    return Cast(sum_by("type", holds, "amount"), BigIntegerField())
 
 
 def has_open_turn_hold(run_id: OuterRef) -> Exists:
     """Whether a run has an open hold of a request to a model, as a condition on a query's rows."""
     return Exists(_open_holds_of(run_id=run_id, tool_key=None))
-
-
-def net_spending() -> Combinable:
-    """The signed amount of a SPENDING row: a refund is negative."""
-    return _signed(plus=CHARGES)
-
-
-def _signed(plus: list[EntryType]) -> Combinable:
-    return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
 
 
 def sum_by(key: str, rows: QuerySet[Any], amount: str | Combinable) -> Combinable:

@@ -7,6 +7,7 @@ at the start of a period from ledger rows.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -17,8 +18,18 @@ from django.utils.module_loading import import_string
 from config.api.pagination import beyond
 from config.kernel import clock
 from credits.ledger import account_for
-from credits.models import CHARGES, SPENDING, ChatDayTotal, ChatTotal, DayTotal, EntryType, LedgerEntry, RunTotal
-from credits.sums import net_spending
+from credits.models import (
+    CHARGES,
+    SPENDING,
+    ChatDayTotal,
+    ChatTotal,
+    DayTotal,
+    EntryType,
+    LedgerEntry,
+    RunTotal,
+    UsageTotal,
+)
+from credits.sums import NET_SPENDING
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
 DEFAULT_PERIOD = "all"
@@ -55,12 +66,7 @@ def _in_words(name: str) -> str:
 def summary(user_id: int, period: Period) -> dict[str, Any]:
     """Debits (captures and model usage, without refunds) by tool, largest first."""
     account = account_for(user_id)
-    sums = _add(
-        [
-            _whole_days(DayTotal, user_id, period).values(key=F("tool_key")),
-            _partial_day(user_id, period, CHARGES).values(key=Coalesce("tool_key", Value(""))),
-        ]
-    )
+    sums = _sums(DayTotal, user_id, period, CHARGES, "tool_key", Coalesce("tool_key", Value("")))
     names = display_names([tool for tool in sums if tool])
     groups = [
         {
@@ -85,11 +91,8 @@ def summary(user_id: int, period: Period) -> dict[str, Any]:
 def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     """The spending of each chat less refunds, newest activity first. Deleted chats keep their title."""
     # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
-    totals = (
-        _whole_days(ChatDayTotal, user_id, period) if period.start else ChatTotal.objects.filter(account_id=user_id)
-    )
-    rows = _partial_day(user_id, period, SPENDING).filter(chat_id__isnull=False)
-    sums = _add([totals.values(key=F("chat_id")), rows.values(key=F("chat_id"))])
+    sums = _sums(ChatDayTotal if period.start else ChatTotal, user_id, period, SPENDING, "chat_id", F("chat_id"))
+    sums.pop(None, None)  # rows without a chat
     titles = _titles(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
     return [
@@ -110,12 +113,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
 
 def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
-    sums = _add(
-        [
-            _whole_days(DayTotal, user_id, period).values(key=F("day")),
-            _partial_day(user_id, period, CHARGES).values(key=TruncDate("created_at", tzinfo=UTC)),
-        ]
-    )
+    sums = _sums(DayTotal, user_id, period, CHARGES, "day", TruncDate("created_at", tzinfo=UTC))
     return [
         {"date": day, "total_debited": total.amount, "records": total.records} for day, total in sorted(sums.items())
     ]
@@ -137,40 +135,29 @@ class _Total(NamedTuple):
     latest: datetime
 
 
-def _partial_day(user_id: int, period: Period, types: list[EntryType]) -> QuerySet[LedgerEntry]:
-    """The rows of the day in which the period begins, unless it begins at midnight."""
-    if period.start is None or period.start == midnight(period.start):
-        return LedgerEntry.objects.none()
-    rows = LedgerEntry.objects.filter(account_id=user_id, type__in=types).order_by()
-    return rows.filter(created_at__gte=period.start, created_at__lt=midnight(period.start) + DAY)
-
-
-def _whole_days(model: type[DayTotal] | type[ChatDayTotal], user_id: int, period: Period) -> QuerySet[Any]:
-    """The totals of the days that the period covers completely."""
-    totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
-    if period.start is None:
-        return totals
-    begin = midnight(period.start)
-    return totals.filter(day__gte=(begin if period.start == begin else begin + DAY).date())
-
-
 def midnight(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _add(sources: Iterable[QuerySet[Any]]) -> dict[Any, _Total]:
-    """The sum of all sources for each value of their ``key``."""
+def _sums(
+    model: type[UsageTotal], user_id: int, period: Period, types: list[EntryType], key: str, key_of_row: Any
+) -> dict[Any, _Total]:
+    """The sums by ``key``: of the totals of the period's whole days, and of the rows of the day in which it begins."""
+    totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
+    rows: QuerySet[Any] = LedgerEntry.objects.none()
+    if period.start is not None:
+        whole = midnight(period.start)
+        if whole < period.start:
+            whole += DAY
+            rows = LedgerEntry.objects.filter(account_id=user_id, type__in=types, created_at__lt=whole).order_by()
+            rows = rows.filter(created_at__gte=period.start)
+        totals = totals.filter(day__gte=whole.date())
+    totals = totals.values_list(key).annotate(total=Sum("amount"), count=Sum("records"), newest=Max("latest"))
+    rows = rows.values_list(key_of_row).annotate(total=Sum(NET_SPENDING), count=Count("*"), newest=Max("created_at"))
     sums: dict[Any, _Total] = {}
-    for source in sources:
-        of_rows = source.model is LedgerEntry
-        groups = source.annotate(
-            total=Sum(net_spending() if of_rows else F("amount")),
-            count=Count("*") if of_rows else Sum("records"),
-            newest=Max("created_at" if of_rows else "latest"),
-        )
-        for key, total, count, newest in groups.values_list("key", "total", "count", "newest"):
-            known = sums.get(key, _Total(0, 0, newest))
-            sums[key] = _Total(known.amount + total, known.records + count, max(known.latest, newest))
+    for found, total, count, newest in chain(totals, rows):
+        known = sums.get(found, _Total(0, 0, newest))
+        sums[found] = _Total(known.amount + total, known.records + count, max(known.latest, newest))
     return sums
 
 

@@ -19,7 +19,7 @@ from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
 from credits import grants, ledger, usage
 from credits.export import CsvRenderer, csv_parts
-from credits.models import LedgerEntry
+from credits.models import EntryType, LedgerEntry
 from credits.serializers import (
     AccountSerializer,
     CreditChatRunsSerializer,
@@ -113,7 +113,7 @@ class GrantViewSet(CreditsViewSet):
 
     @extend_schema(request=RevokeInputSerializer, responses=RevokedSerializer)
     def revoke(self, request: Request, userId: str, ledgerId: str) -> Response:
-        given = find(grants.grants_of(self.owner_id), ledgerId)
+        given = find(LedgerEntry.objects.filter(account_id=self.owner_id, type=EntryType.GRANT), ledgerId)
         answer, repeated = grants.revoke(given, **self.read(RevokeInputSerializer))
         return replayed(Response(answer), repeated)
 
