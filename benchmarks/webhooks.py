@@ -28,14 +28,14 @@ BODY = json.dumps({"id": "evt", "type": "agent.started", "runId": "run", "chatId
 
 # For each path of the receiver, users with one endpoint each.
 MAKE_ENDPOINTS = """
+import secrets
 from django.contrib.auth import get_user_model
 from webhooks.models import Endpoint
-from webhooks.services import new_secret
 for path, count in {paths!r}.items():
     User = get_user_model()
     users = User.objects.bulk_create(User(username=f"{{path}}-{{number}}") for number in range(count))
     Endpoint.objects.bulk_create(
-        Endpoint(user=user, url=f"http://127.0.0.1:{port}/{{path}}", secret=new_secret()) for user in users
+        Endpoint(user=user, url=f"http://127.0.0.1:{port}/{{path}}", secret=secrets.token_hex()) for user in users
     )
 """
 # The baseline: the outbound client alone with the same number of concurrent requests. Prints seconds and CPU seconds.

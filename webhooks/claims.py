@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from django.conf import settings
 from django.db import connection, transaction
 
 from config.kernel import clock
@@ -122,14 +121,6 @@ def concurrency(of_installation: bool) -> int:
     return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
-def anything_ready() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM webhooks_delivery WHERE status = 'PENDING' AND ready = true ORDER BY next_attempt_at LIMIT 1"
-        )
-        return cursor.fetchone() is not None
-
-
 def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     """Claim what this process should send now, to endpoints with ids above ``after``; ``busy`` of its slots are taken.
     Returns the claims, whether deliveries had to be left because there was no slot, and the next ``after``, which is
@@ -173,7 +164,7 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
 def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
     """Endpoints to serve, longest waiting first; ids of closed ones with deliveries; and the next ``after``."""
     with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, _adapt(clock.now())])
+        cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
         rows = [Candidate(*row) for row in cursor.fetchall()]
     left = [row for row in rows if not row.is_dropping]
     found = [row for row in left if row.is_open and row.in_flight < concurrency(row.of_installation)]
@@ -188,35 +179,24 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     endpoints = {endpoint.pk: endpoint for endpoint in sendable.select_for_update(no_key=True, skip_locked=True)}
     if not endpoints:
         return []
-    ready = Delivery.objects.filter(
-        pk__any_of=_due_ids(endpoints, allowances, _adapt(now)), status=Delivery.Status.PENDING, ready=True
-    )
+    due = _due_ids(endpoints, allowances, now)
+    ready = Delivery.objects.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True)
     ready = ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk")
     deliveries = list(ready)
     for delivery in deliveries:
         delivery.endpoint = endpoints[delivery.endpoint_id]
-    lapses = now + timedelta(
-        seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
-    )
-    transitions.claim(deliveries, new_id("clm"), lapses)
+    transitions.claim(deliveries, new_id("clm"), now)
     return [Claim(delivery, now, tick) for delivery in deliveries]
 
 
-def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime | str) -> list[str]:
+def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime) -> list[str]:
     """The ids to claim. Under the lock, attempts are counted again: no other process can claim meanwhile."""
     most = max(concurrency(False), concurrency(True))
     sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
+    due: list[str] = []
     with connection.cursor() as cursor:
-        cursor.execute(sql, [most, moment, array(endpoint_ids)])
-        return [
-            key
-            for endpoint_id, keys, in_flight, of_installation in cursor.fetchall()
-            for key in (keys or "").split()[
-                : max(min(concurrency(of_installation) - in_flight, allowances[endpoint_id]), 0)
-            ]
-        ]
-
-
-def _adapt(moment: datetime) -> datetime | str:
-    """``moment`` as a parameter of raw SQL: SQLite stores text."""
-    return connection.ops.adapt_datetimefield_value(moment) or ""
+        cursor.execute(sql, [most, connection.ops.adapt_datetimefield_value(moment), array(endpoint_ids)])
+        for endpoint_id, keys, in_flight, of_installation in cursor.fetchall():
+            allowed = min(concurrency(of_installation) - in_flight, allowances[endpoint_id])
+            due += (keys or "").split()[: max(allowed, 0)]
+    return due

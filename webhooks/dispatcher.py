@@ -1,4 +1,4 @@
-"""Sends this process's share of the webhooks: claims due deliveries, sends them concurrently, and records the outcomes.
+"""Sends this process's share of the webhooks: claims due deliveries, signs and sends them, and records the outcomes.
 
 One thread uses the database, over one connection that it closes when nothing is due. At most WEBHOOK_WORKER_CAPACITY
 attempts run on the event loop of outbound requests; they never touch the database.
@@ -18,7 +18,8 @@ from config.database.retry import CONNECTION_ERRORS, outage
 from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import nudges
-from webhooks import claims, sender, transitions
+from config.telemetry import logs
+from webhooks import claims, signing, transitions
 from webhooks.models import Attempt
 from webhooks.outbox import DELIVER
 
@@ -34,13 +35,17 @@ PASS_ON_SECONDS = 1.0
 # When the process stops: time to record the last outcomes. An attempt whose outcome is not recorded counts as failed.
 RECORD_SECONDS = 5.0
 
+# The most bytes of a receiver's answer that are read, and those that are kept, for staff who look into a failure.
+WEBHOOK_ANSWER_MAX_BYTES = 64 * 1024
+KEPT_BYTES = 1024
+ERROR_MAX_CHARS = 200
+USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
+
 
 class Dispatcher:
     """``wake`` is for the service. ``drain`` does the same work in the calling thread, until nothing is due."""
 
     def __init__(self) -> None:
-        client.prepare()
-        raise_open_file_limit()
         self._outcomes: SimpleQueue[Attempt] = SimpleQueue()
         self._unrecorded: list[Attempt] = []
         self._in_flight = 0
@@ -55,6 +60,8 @@ class Dispatcher:
         """Have the thread look for due deliveries. Returns at once."""
         with self._lock:
             if self._thread is None and not self._stopping:
+                client.prepare()
+                raise_open_file_limit()
                 self._thread = threading.Thread(target=self._run, name="webhook-dispatcher", daemon=True)
                 self._thread.start()
         self._awake.set()
@@ -90,17 +97,13 @@ class Dispatcher:
         try:
             while self._step():
                 pass
-            if not outage.ended():
-                self._recover()
+            if outage.ended():
+                return
         except CONNECTION_ERRORS as error:
             # Outcomes that are not recorded yet are kept. If their claims lapse before, the attempts count as failed.
             outage.failed(error)
-            self._recover()
         except Exception:
             logger.exception("the webhook dispatcher failed")
-            self._recover()
-
-    def _recover(self) -> None:
         connection.close()
         time.sleep(PAUSE_SECONDS)
         self._awake.set()
@@ -121,7 +124,7 @@ class Dispatcher:
             found, left, self._after = claims.take_ready(self._in_flight, self._after)
             more = bool(found or self._after)
         else:
-            left, more = claims.anything_ready(), False
+            left, more = transitions.anything_due()[0], False
         if found:
             self._in_flight += len(found)
             shared.submit(self._send(found))
@@ -153,23 +156,58 @@ class Dispatcher:
     async def _attempt(self, claim: claims.Claim) -> None:
         # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
-        self._outcomes.put(claim.delivery.attempt() if unsent else await sender.attempt(claim))
+        self._outcomes.put(claim.delivery.attempt() if unsent else await attempt(claim))
         self._awake.set()
 
 
-_dispatcher: Dispatcher | None = None
-_lock = threading.Lock()
+async def attempt(claim: claims.Claim) -> Attempt:
+    """Sign and send a delivery, without the database. Never raises: a failure is an outcome. Sets the context of log
+    lines, so it needs a task of its own.
+    """
+    logs.request_id.set(claim.delivery.request_id or logs.NONE)
+    logs.run_id.set(claim.delivery.run_id)
+    logs.task_id.set(claim.delivery.pk)
+    started_at, tick = claim.now(), time.monotonic()
+    status_code, error, kept = None, None, ""
+    try:
+        answer = await _send(claim, int(started_at.timestamp() * 1000))
+        status_code, kept = answer.status, answer.body[:KEPT_BYTES].decode("utf-8", "replace").replace("\0", "\ufffd")
+    except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
+        error = str(failure)[:ERROR_MAX_CHARS]
+    except Exception as failure:
+        logger.exception(
+            "attempt %s of delivery %s failed unexpectedly", claim.delivery.attempt_count, claim.delivery.pk
+        )
+        error = f"Internal error ({type(failure).__name__})."
+    duration_ms = round((time.monotonic() - tick) * 1000)
+    outcome = claim.delivery.attempt(
+        started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
+    )
+    if not outcome.succeeded:
+        logger.info("attempt %s failed: %s", claim.delivery.attempt_count, error or f"status {status_code}")
+    return outcome
 
 
-def dispatcher() -> Dispatcher:
-    """The dispatcher of this process."""
-    global _dispatcher
-    with _lock:
-        _dispatcher = _dispatcher or Dispatcher()
-        return _dispatcher
+async def _send(claim: claims.Claim, milliseconds: int) -> client.Answer:
+    if not claim.secrets:
+        raise client.RequestFailed(
+            "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
+        )
+    delivery, body = claim.delivery, claim.delivery.body.encode()
+    headers = signing.signed_headers(delivery.event_id, delivery.attempt_count, body, milliseconds, claim.secrets)
+    return await client.asend(
+        "POST",
+        delivery.endpoint.url,
+        headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
+        body=body,
+        connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
+        total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
+        max_bytes=WEBHOOK_ANSWER_MAX_BYTES,
+        allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
+        https_only=not settings.OUTBOUND_ALLOW_PRIVATE,
+        reuse=True,
+    )
 
 
-def stop() -> None:
-    """Called when the process stops: wait for the open attempts, at most as long as an attempt may take."""
-    if _dispatcher is not None:
-        _dispatcher.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + RECORD_SECONDS)
+# The dispatcher of this process.
+own = Dispatcher()

@@ -79,9 +79,6 @@ class AttemptSerializer(CamelSerializer):
 
 
 class EmptyAsNull(serializers.CharField):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_null=True, **options)
-
     def to_representation(self, value: str) -> str | None:  # type: ignore[override]
         return value or None
 
@@ -90,8 +87,8 @@ class DeliverySerializer(CamelSerializer):
     id = serializers.CharField()
     event_id = serializers.CharField(help_text="The id of the event, the same in all its deliveries.")
     event_type = serializers.CharField(help_text="The name of the event.")
-    run_id = EmptyAsNull(help_text="The run that caused the event. Null for `webhook.test`.")
-    chat_id = EmptyAsNull(help_text="The chat of the run. Null for `webhook.test`.")
+    run_id = EmptyAsNull(allow_null=True, help_text="The run that caused the event. Null for `webhook.test`.")
+    chat_id = EmptyAsNull(allow_null=True, help_text="The chat of the run. Null for `webhook.test`.")
     status = serializers.ChoiceField(
         choices=Delivery.Status.choices,
         help_text="`PENDING` until an attempt succeeds (`DELIVERED`) or the last one fails (`DEAD`).",

@@ -60,9 +60,11 @@ def register(
     secret, if it is not to be random. A rotated secret that no key decrypts gets no grace window.
     """
     endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
+    chosen = secret or secrets.token_hex(SECRET_BYTES)
     if endpoint is None:
-        chosen: dict[str, Any] = {"url": url, "secret": secret or new_secret(), "extended_events": bool(extended)}
-        new = Endpoint(user=user, created_at=now, updated_at=now, **chosen)
+        new = Endpoint(
+            user=user, url=url, secret=chosen, extended_events=bool(extended), created_at=now, updated_at=now
+        )
         try:
             with transaction.atomic():
                 new.save(force_insert=True)
@@ -75,7 +77,7 @@ def register(
         endpoint.extended_events = extended
         changed.append("extended_events")
     if rotate:
-        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, secret or new_secret()
+        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, chosen
         endpoint.secondary_expires_at = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
         changed += ["secret", "secondary_secret", "secondary_expires_at"]
     endpoint.save(update_fields=changed)
@@ -125,7 +127,3 @@ def remove_deliveries(deliveries: QuerySet[Delivery]) -> int:
     batches.delete_rows(Attempt, "delivery_id", taken)
     batches.delete_rows(Delivery, "id", taken)
     return len(taken)
-
-
-def new_secret() -> str:
-    return secrets.token_hex(SECRET_BYTES)

@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef
 from config.database import batches
 from config.kernel import clock
 from config.queue import jobs, nudges
-from webhooks import claims, dispatcher, transitions
+from webhooks import dispatcher, transitions
 from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
 from webhooks.services import remove_deliveries
@@ -18,7 +18,7 @@ from webhooks.services import remove_deliveries
 
 def wake() -> None:
     """Wake this process's dispatcher."""
-    dispatcher.dispatcher().wake()
+    dispatcher.own.wake()
 
 
 deliver_due = shared_task(name=DELIVER)(wake)
@@ -27,7 +27,7 @@ retry_due = shared_task(name=transitions.RETRY)(wake)  # its message has a count
 
 def sweep() -> int:
     """Nudge if there is work: a message was lost, or a claim lapsed because its worker died."""
-    if not (claims.anything_ready() or any(transitions.anything_due())):
+    if not any(transitions.anything_due()):
         return 0
     nudges.nudge(DELIVER)
     return 1
@@ -51,4 +51,5 @@ def prune() -> int:
 @signals.worker_shutdown.connect
 @signals.worker_process_shutdown.connect
 def finish_attempts(**_: Any) -> None:
-    dispatcher.stop()
+    """Wait for the open attempts, at most as long as an attempt may take."""
+    dispatcher.own.stop(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + dispatcher.RECORD_SECONDS)

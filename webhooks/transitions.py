@@ -52,6 +52,7 @@ BATCH = 500
 # order of an index: otherwise a wrong estimate makes the database read the whole table.
 _ANYTHING = """
     SELECT
+        (SELECT 1 FROM webhooks_delivery WHERE status = 'PENDING' AND ready = true ORDER BY next_attempt_at LIMIT 1),
         (
             SELECT next_attempt_at FROM webhooks_delivery WHERE status = 'PENDING' AND ready = false
             ORDER BY next_attempt_at LIMIT 1
@@ -60,8 +61,9 @@ _ANYTHING = """
 """
 
 
-def claim(deliveries: Sequence[Delivery], claim_id: str, lapses_at: datetime) -> None:
-    """Count an attempt of each of these deliveries, which the caller has locked. The claim ends at ``lapses_at``."""
+def claim(deliveries: Sequence[Delivery], claim_id: str, now: datetime) -> None:
+    """Count an attempt of each of these deliveries, which the caller has locked."""
+    lapses_at = now + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + WEBHOOK_CLAIM_MARGIN_SECONDS)
     Delivery.objects.filter(pk__any_of=[delivery.pk for delivery in deliveries]).update(
         attempt_count=F("attempt_count") + 1, claim_id=claim_id, ready=False, next_attempt_at=lapses_at
     )
@@ -82,13 +84,12 @@ def record_outcomes(attempts: Sequence[Attempt]) -> None:
             _pending(returned).update(
                 attempt_count=F("attempt_count") - 1, claim_id=None, ready=True, next_attempt_at=Now()
             )
-        died = _end_attempts(ended)
-    _count(ended, died)
+        _end_attempts(ended)
     _note_health([one for one in attempts if one.started_at])
 
 
-def _end_attempts(ended: Sequence[Attempt]) -> int:
-    """Store these attempts and change their deliveries, which are locked. Returns how many deliveries became dead."""
+def _end_attempts(ended: Sequence[Attempt]) -> None:
+    """Store these attempts and change their deliveries, which are locked."""
     if delivered := [one.delivery.pk for one in ended if one.succeeded]:
         _finish(delivered, Delivery.Status.DELIVERED)
     failed: dict[int, list[str]] = {}
@@ -106,7 +107,7 @@ def _end_attempts(ended: Sequence[Attempt]) -> int:
         _pending(ids).update(claim_id=None, next_attempt_at=Now() + timedelta(seconds=wait))
         nudge_after_commit(RETRY, countdown=wait + NUDGE_MARGIN)
     Attempt.objects.bulk_create(ended)
-    return len(failed.get(MAX_ATTEMPTS, ()))
+    transaction.on_commit(lambda: _count(ended, len(failed.get(MAX_ATTEMPTS, ()))))
 
 
 def _count(ended: Iterable[Attempt], died: int) -> None:
@@ -121,16 +122,16 @@ def _count(ended: Iterable[Attempt], died: int) -> None:
 
 def pass_on_due() -> int:
     """Handle a batch of ended waits, lapsed claims and dropping endpoints. Returns how many rows it changed."""
-    due, dropping = anything_due()
+    _, due, dropping = anything_due()
     return (_end_waits() if due else 0) + (_drop_batch() if dropping else 0)
 
 
-def anything_due() -> tuple[bool, bool]:
-    """Whether a wait is over or a claim has lapsed, and whether an endpoint drops deliveries."""
+def anything_due() -> tuple[bool, bool, bool]:
+    """Whether a delivery is ready, whether a wait is over or a claim has lapsed, and whether an endpoint drops some."""
     with connection.cursor() as cursor:
         cursor.execute(_ANYTHING, [connection.ops.adapt_datetimefield_value(clock.now())])
-        due, dropping = cursor.fetchone()
-    return bool(due), bool(dropping)
+        ready, due, dropping = cursor.fetchone()
+    return bool(ready), bool(due), bool(dropping)
 
 
 @transaction.atomic
@@ -148,16 +149,15 @@ def _end_waits() -> int:
             )
     if waited:
         _pending(waited).update(ready=True)
-    died = _end_attempts(lapsed)
-    transaction.on_commit(lambda: _count(lapsed, died))
+    _end_attempts(lapsed)
     return len(waited) + len(lapsed)
 
 
+@transaction.atomic
 def drop(endpoint_ids: Iterable[str]) -> None:
     """Make ``pass_on_due`` mark the pending deliveries dead, in batches. Until then, nothing is sent to them."""
-    with transaction.atomic():
-        _locked(endpoint_ids).update(drop_until=clock.now())
-        nudge_after_commit(DELIVER)
+    _locked(endpoint_ids).update(drop_until=clock.now())
+    nudge_after_commit(DELIVER)
 
 
 @transaction.atomic

@@ -42,7 +42,7 @@ def output(code: str, var_dir: Path) -> str:
     [
         pytest.param(BEAT, ("django.db.models", "psycopg", "chats", "credits", "runs", "webhooks", SECRETS), id="beat"),
         pytest.param(WORKER, (*PAGES, "aiohttp", "runs.engine", "runs.llm", SECRETS), id="maintenance"),
-        pytest.param(f"{WORKER}; import webhooks.sender", (*PAGES, "runs.engine", "runs.llm"), id="webhooks"),
+        pytest.param(f"{WORKER}; import webhooks.dispatcher", (*PAGES, "runs.engine", "runs.llm"), id="webhooks"),
         pytest.param(RUN_WORKER, PAGES, id="runs"),
         pytest.param(WEB, ("aiohttp", "mcp", "markdown_it", "runs.engine", "celery.worker.consumer"), id="web"),
         pytest.param(

@@ -10,7 +10,7 @@ from config.kernel.ids import new_id
 from config.outbound.loop import shared
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
-from webhooks import dispatcher, outbox, sender
+from webhooks import dispatcher, outbox
 from webhooks.claims import Claim
 from webhooks.events import Event
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -65,7 +65,7 @@ def deliver() -> None:
 
 def attempt(claim: Claim) -> Attempt:
     """Make the attempt without recording its outcome."""
-    return shared.submit(sender.attempt(claim)).result()
+    return shared.submit(dispatcher.attempt(claim)).result()
 
 
 def pass_time(seconds: float, **which) -> None:

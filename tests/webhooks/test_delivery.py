@@ -118,7 +118,7 @@ def test_attempt_has_a_time_limit(user, endpoint, receivers, settings, behaviour
 
 
 def test_endless_answer_is_read_up_to_the_limit(user, endpoint, receivers, monkeypatch):
-    monkeypatch.setattr("webhooks.sender.WEBHOOK_ANSWER_MAX_BYTES", 1000)
+    monkeypatch.setattr("webhooks.dispatcher.WEBHOOK_ANSWER_MAX_BYTES", 1000)
     receiver = receivers(behaviours.endless_body)
     services.register(user, receiver.url, rotate=False)
     delivery = record(user)
@@ -190,7 +190,7 @@ def test_endpoint_that_is_enabled_again_gets_nothing_until_all_dropped_deliverie
     services.change(user, enabled=False)
     services.change(user, enabled=True)
     kept = record(user)
-    while transitions.anything_due()[1]:
+    while transitions.anything_due()[2]:
         assert claims.take_ready(0)[0] == []
         assert transitions.pass_on_due()
     assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dropped)

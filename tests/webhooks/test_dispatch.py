@@ -15,7 +15,7 @@ from tests.tiers import slow
 from tests.webhooks import receiver as behaviours
 from tests.webhooks.conftest import attempt, deliver, pass_time, record
 from tests.webhooks.receiver import answer
-from webhooks import claims, dispatcher, sender, tasks, transitions
+from webhooks import claims, dispatcher, tasks, transitions
 from webhooks.claims import Candidate, allocate_slots
 from webhooks.models import Attempt, Delivery, Endpoint
 
@@ -314,8 +314,8 @@ def test_outcome_that_cannot_be_written_does_not_discard_its_batch(user, receive
             outcome.status_code = -1
         return outcome
 
-    real_attempt = sender.attempt
-    monkeypatch.setattr(sender, "attempt", poisoned)
+    real_attempt = dispatcher.attempt
+    monkeypatch.setattr(dispatcher, "attempt", poisoned)
     monkeypatch.setattr(transitions, "record_outcomes", noted)
     monkeypatch.setattr(dispatcher, "GATHER_SECONDS", 0.5)
     receiver = receivers(answer())
@@ -376,7 +376,7 @@ def test_claim_is_returned_if_the_machine_was_suspended_before_it_sends(user, en
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("task", [*slow(tasks.deliver_due), tasks.retry_due])
 def test_tasks_wake_the_dispatcher_of_their_process(user, receiver, monkeypatch, task):
-    monkeypatch.setattr(dispatcher, "_dispatcher", None)
+    monkeypatch.setattr(dispatcher, "own", dispatcher.Dispatcher())
     factories.EndpointFactory(user=user, url=receiver.url)
     record(user)
     task()
@@ -388,14 +388,14 @@ def test_tasks_wake_the_dispatcher_of_their_process(user, receiver, monkeypatch,
 @pytest.mark.django_db(transaction=True)
 def test_sending_holds_no_database_connection(user, receivers, running, monkeypatch):
     seen = []
-    real = sender.attempt
+    real = dispatcher.attempt
 
     async def watched(claim):
         outcome = await real(claim)
         seen.append(connection.connection)
         return outcome
 
-    monkeypatch.setattr(sender, "attempt", watched)
+    monkeypatch.setattr(dispatcher, "attempt", watched)
     receiver = receivers(answer())
     factories.EndpointFactory(user=user, url=receiver.url)
     record(user)
