@@ -30,8 +30,7 @@ from credits.models import CHARGES, Account, DayTotal, LedgerEntry
 from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
-from runs.privacy.erase import NotErased, erase
-from runs.privacy.export import export
+from runs.privacy import NotErased, erase, export
 from webhooks.models import Delivery, Endpoint
 
 admin.site.unregister(User)

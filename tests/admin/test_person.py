@@ -170,7 +170,7 @@ def test_a_long_erasure_says_how_far_it_is_and_continues(boss, ada, monkeypatch)
 def test_an_erasure_without_a_run_worker_ends_its_request_in_time(boss, ada, monkeypatch):
     factories.RunFactory(chat__user=ada, status="running", worker_id="wrk_gone")
     monkeypatch.setattr("runs.admin.person.ERASE_SECONDS", 1)
-    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 5)
+    monkeypatch.setattr("runs.privacy.ERASE_WAIT_SECONDS", 5)
     assert "So far: 0 of 1 runs ended." in do(boss, ada, "erase", reason="case 7").content.decode()
 
 

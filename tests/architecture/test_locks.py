@@ -11,7 +11,7 @@ from tests.architecture.test_rules import OWN_APPS, ROOT, strings
 # The function that locks FOR UPDATE, and why.
 REASONS = {
     "config/database/batches.py:take_batch": "rows that its caller deletes in the same transaction (to_delete)",
-    "runs/privacy/erase.py:_rename": "a user whose last rows are looked for: no request may add one meanwhile",
+    "runs/privacy.py:_rename": "a user whose last rows are looked for: no request may add one meanwhile",
 }
 # The methods of a queryset that lock. ``update_or_create`` cannot do it weakly.
 LOCKING = {"select_for_update", "update_or_create", "aupdate_or_create"}

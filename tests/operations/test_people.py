@@ -30,9 +30,8 @@ from config.api.models import ErasedSubject
 from config.kernel import clock
 from config.kernel.errors import Unavailable
 from credits.models import LedgerEntry
+from runs import privacy
 from runs.models import Run
-from runs.privacy import erase as erasure
-from runs.privacy import tables
 from tests import factories
 from tests.api.conftest import limits, redis_server  # noqa: F401
 from tests.driver import Driver, InProcess, until
@@ -67,8 +66,8 @@ class Canaries:
 @pytest.fixture(autouse=True)
 def quick(settings, tmp_path, monkeypatch):
     settings.MEDIA_ROOT = tmp_path / "files"
-    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 0)
-    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 20)
+    monkeypatch.setattr("runs.privacy.ERASE_SETTLE_SECONDS", 0)
+    monkeypatch.setattr("runs.privacy.ERASE_WAIT_SECONDS", 20)
 
 
 def attach(http: InProcess, name: str, content: bytes) -> str:
@@ -236,7 +235,7 @@ def test_an_erasure_that_dies_anywhere_can_be_repeated(planted, settings):
                 raise InterruptedError
 
         try:
-            erasure.erase(ada, "case 8", die)
+            privacy.erase(ada, "case 8", die)
         except InterruptedError:
             ada.refresh_from_db()
             assert not ada.is_active
@@ -250,7 +249,7 @@ def test_an_erasure_that_dies_anywhere_can_be_repeated(planted, settings):
 
 def test_storage_that_is_away_leaves_the_name_for_a_repetition(planted, monkeypatch, settings):
     (ada, canaries, _), _ = planted
-    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("runs.privacy.ERASE_WAIT_SECONDS", 0.5)
 
     def away(attachment_id: str, **_: Any) -> None:
         raise Unavailable
@@ -268,7 +267,7 @@ def test_storage_that_is_away_leaves_the_name_for_a_repetition(planted, monkeypa
 def test_a_run_that_cannot_end_is_named(user, monkeypatch):
     """Its worker is gone, and no worker is up that could take it over."""
     run = factories.RunFactory(chat__user=user, status="running", worker_id="wrk_gone")
-    monkeypatch.setattr("runs.privacy.erase.ERASE_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("runs.privacy.ERASE_WAIT_SECONDS", 0.2)
     with pytest.raises(CommandError, match=run.pk):
         erase(user)
     assert Run.objects.filter(pk=run.pk).exists()
@@ -277,7 +276,7 @@ def test_a_run_that_cannot_end_is_named(user, monkeypatch):
 
 
 def test_a_file_that_a_cancelled_call_stores_late_is_removed(bench, user, settings, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 2)
+    monkeypatch.setattr("runs.privacy.ERASE_SETTLE_SECONDS", 2)
     storing, go_on, write = threading.Event(), threading.Event(), default_storage.save
 
     def late(*arguments: Any) -> str:
@@ -291,7 +290,7 @@ def test_a_file_that_a_cancelled_call_stores_late_is_removed(bench, user, settin
     monkeypatch.setattr(default_storage, "save", late)
     run = bench.start('/call create_file {"fileName": "late.txt", "content": "canary"}')
     assert storing.wait(20)
-    erasing = threading.Thread(target=lambda: (erasure.erase(user, "case 3", lambda *_: None), connection.close()))
+    erasing = threading.Thread(target=lambda: (privacy.erase(user, "case 3", lambda *_: None), connection.close()))
     erasing.start()
     until(lambda: Run.objects.filter(pk=run["id"], status="cancelled").exists())
     erasing.join(0.5)  # without the wait for the call's thread, everything is removed by now
@@ -308,7 +307,7 @@ def test_two_erasures_at_once(planted, settings):
 
     def one() -> None:
         try:
-            erasure.erase(ada, "case 9", lambda *_: None)
+            privacy.erase(ada, "case 9", lambda *_: None)
         except Exception as error:
             failed.append(error)
         finally:
@@ -378,13 +377,13 @@ def tables_of_the_service() -> dict[str, str]:
 
 
 def test_every_table_has_a_rule():
-    assert set(tables.TABLES) == set(tables_of_the_service())
+    assert set(privacy.TABLES) == set(tables_of_the_service())
 
 
 def test_the_page_lists_every_table_with_what_happens_to_it():
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| ([^|]+?) \|$", PAGE.read_text(), re.MULTILINE))
     names = tables_of_the_service()
-    assert rows == {names[label]: table.erasure.value for label, table in tables.TABLES.items()}
+    assert rows == {names[label]: table.erasure.value for label, table in privacy.TABLES.items()}
 
 
 def test_every_reference_to_a_person_has_a_rule():
@@ -392,7 +391,7 @@ def test_every_reference_to_a_person_has_a_rule():
     other = {("credits.LedgerEntry", "staff")}  # the member of staff who corrected an account, not its person
     for model in apps.get_models(include_auto_created=True):
         for field in model._meta.concrete_fields:
-            if field.related_model is not None and field.related_model._meta.label == tables.USER:
+            if field.related_model is not None and field.related_model._meta.label == privacy.USER:
                 label = model._meta.label
-                table = tables.TABLES[label]
-                assert (label, field.name) in other or table.erasure != tables.Erasure.NONE, label
+                table = privacy.TABLES[label]
+                assert (label, field.name) in other or table.erasure != privacy.Erasure.NONE, label

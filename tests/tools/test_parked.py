@@ -19,7 +19,7 @@ from config.limits.window import Bucket, Verdict
 from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation
-from runs.privacy.export import export
+from runs.privacy import export
 from runs.tools import callbacks
 from tests.driver import until
 from tests.lifecycle import conftest as engine_fixtures
@@ -494,7 +494,7 @@ def test_a_callback_has_a_size_limit(bench, server, settings):
 
 
 def test_an_erased_user_has_no_calls(bench, server, user, monkeypatch):
-    monkeypatch.setattr("runs.privacy.erase.ERASE_SETTLE_SECONDS", 0)
+    monkeypatch.setattr("runs.privacy.ERASE_SETTLE_SECONDS", 0)
     add_tool(server)
     park(bench, server)
     call_command("erase_user", user.username, reason="Asked", yes=True, stdout=io.StringIO(), stderr=io.StringIO())

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.kernel.errors import Conflict, DomainError
 from config.management import progress, reason_of, user_named
-from runs.privacy.erase import NotErased, erase
+from runs.privacy import NotErased, erase
 
 YES = ("y", "yes")
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from config.management import progress, user_named
-from runs.privacy.export import export
+from runs.privacy import export
 
 
 class Command(BaseCommand):

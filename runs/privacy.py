@@ -1,0 +1,322 @@
+"""What is kept of a person: the table of all tables (a test compares docs/privacy.md), the export and the erasure."""
+
+import base64
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from django.apps import apps
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
+from django.contrib.contenttypes.models import ContentType
+from django.core.files.storage import default_storage
+from django.db import transaction
+from django.db.models import Model, QuerySet
+
+from chats import files, purge
+from chats.models import Chat
+from chats.services import chats_of, delete_chat
+from config.api.models import ErasedSubject
+from config.database import batches
+from config.kernel import clock
+from config.kernel.errors import Conflict
+from config.kernel.jsontext import to_text
+from runs import services
+from runs.models import InvocationStatus, Run, ToolInvocation
+from runs.tools import files as tool_files
+from webhooks.models import Delivery
+from webhooks.services import remove_deliveries
+
+USER = "auth.User"
+# (step, done, total): called after each batch.
+Report = Callable[[str, int, int], object]
+BATCH = 1000
+# Rows that an export reads together. A run has many events.
+EXPORT_BATCH = 50
+PART_BYTES = 1024 * 1024
+# Where the files of a row are, in a folder of its id.
+FOLDERS = {"chats.Attachment": files.FOLDER, "runs.ToolInvocation": tool_files.FOLDER}
+# How long `erase_user` waits for runs and rows that are in use.
+ERASE_WAIT_SECONDS = 60
+# How long after the end of a failed or cancelled tool call `erase_user` waits for the call's files.
+ERASE_SETTLE_SECONDS = 10
+POLL_SECONDS = 0.1
+ERASED = "(erased)"
+
+
+class Erasure(StrEnum):
+    """What an erasure does to a person's rows of a table."""
+
+    DELETED = "deleted"
+    PSEUDONYM = "kept, under a pseudonym"
+    DIGEST = "kept, as a keyed digest"
+    RENAMED = "kept, without names"
+    NONE = "no data of users"
+
+
+WITHOUT_ROWS = {Erasure.NONE, Erasure.DIGEST}
+
+
+@dataclass(frozen=True)
+class Table:
+    """``path`` leads from a row to the person, or to the username. An export leaves out ``hidden`` fields: secrets."""
+
+    erasure: Erasure
+    path: str = "user"
+    hidden: frozenset[str] = frozenset()
+
+
+def _tables(erasure: Erasure, path: str, *labels: str) -> dict[str, Table]:
+    return dict.fromkeys(labels, Table(erasure, path))
+
+
+TABLES: dict[str, Table] = {
+    USER: Table(Erasure.RENAMED, "pk", frozenset({"password"})),
+    **_tables(Erasure.DELETED, "user", "auth.User_groups", "auth.User_user_permissions"),
+    **_tables(Erasure.PSEUDONYM, "user", "credits.Account"),
+    **_tables(Erasure.PSEUDONYM, "account__user", "credits.LedgerEntry", "credits.PendingExpiry", "credits.DayTotal"),
+    **_tables(Erasure.PSEUDONYM, "account__user", "credits.ChatTotal", "credits.ChatDayTotal", "credits.RunTotal"),
+    **_tables(Erasure.DELETED, "user", "chats.Chat", "chats.Attachment", "runs.Run"),
+    **_tables(Erasure.DELETED, "chat__user", "chats.Message"),
+    **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt"),
+    # The id of a task is the key to it.
+    "runs.ToolInvocation": Table(Erasure.DELETED, "run__user", frozenset({"remote_task"})),
+    **_tables(Erasure.DELETED, "run__user", "runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
+    **_tables(Erasure.DELETED, "run__user", "runs.ClientRun"),
+    "apikeys.ApiKey": Table(Erasure.DELETED, hidden=frozenset({"digest"})),
+    "webhooks.Endpoint": Table(Erasure.DELETED, hidden=frozenset({"secret", "secondary_secret"})),
+    **_tables(Erasure.DELETED, "endpoint__user", "webhooks.Delivery"),
+    **_tables(Erasure.DELETED, "delivery__endpoint__user", "webhooks.Attempt"),
+    "api.IdempotencyRecord": Table(Erasure.DELETED, hidden=frozenset({"fingerprint", "claim"})),
+    **_tables(Erasure.DIGEST, "digest", "api.ErasedSubject"),
+    # Staff only. The entries about a person's rows lose the names of these rows.
+    **_tables(Erasure.RENAMED, "user", "admin.LogEntry"),
+    # By username, which is what was typed in the form of the admin.
+    **_tables(Erasure.DELETED, "username", "axes.AccessAttempt", "axes.AccessFailureLog", "axes.AccessLog"),
+    **_tables(Erasure.DELETED, "access_attempt__username", "axes.AccessAttemptExpiration"),
+    **_tables(Erasure.NONE, "", "auth.Permission", "auth.Group", "auth.Group_permissions", "contenttypes.ContentType"),
+    **_tables(Erasure.NONE, "", "apikeys.ServerKey", "sessions.Session", "runs.Provider", "runs.ProviderUse"),
+    **_tables(Erasure.NONE, "", "runs.CountedBeginning", "runs.TypicalCredits"),
+    **_tables(Erasure.NONE, "", "runs.AgentModel", "runs.Tool", "runs.Agent", "runs.AgentVersion", "runs.Worker"),
+}
+
+
+def model_of(label: str) -> type[Model]:
+    return apps.get_model(label, require_ready=False)
+
+
+def reference(label: str) -> tuple[str, str]:
+    """The field by which a row belongs to a row of another table, and that table. Both are empty if there is none."""
+    field = TABLES[label].path.partition("__")[0]
+    if field in ("", "pk") or (parent := model_of(label)._meta.get_field(field).related_model) is None:
+        return "", ""
+    return field, parent._meta.label
+
+
+def rows_of(label: str, user: Any) -> QuerySet[Any]:
+    """The person's rows of this table, except what the installation's webhook endpoint got of them."""
+    path = TABLES[label].path
+    value = user.get_username() if path.endswith("username") else user.pk
+    return model_of(label)._base_manager.filter(**{path: value})
+
+
+def of_installation(user: Any, report: Report | None = None) -> Iterator[QuerySet[Delivery]]:
+    """What the installation's endpoint got of the person, in batches: runs may be purged, and bodies have no index."""
+    ending = f'"userId":{json.dumps(user.get_username(), ensure_ascii=False)}}}'
+    after, seen = "", 0
+    installation = Delivery.objects.filter(user=None)
+    while batch := list(installation.filter(pk__gt=after).order_by("pk").values_list("pk", "body")[:BATCH]):
+        after, seen = batch[-1][0], seen + len(batch)
+        if mine := [key for key, body in batch if body.endswith(ending)]:
+            yield installation.filter(pk__in=mine)
+        if report is not None:
+            report("deliveries searched", seen, seen)
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def export(user: Any, report: Report | None = None) -> Iterator[str]:
+    """Lines ``{"table": …, "row": {…}}``, and for each file ``{"file": …, "offset": …, "base64": …}`` parts. A row is
+    followed by the rows that belong to it. Secrets are left out.
+    """
+    for label, table in TABLES.items():
+        if table.erasure not in WITHOUT_ROWS and not any(reference(label)):
+            yield from _lines(label, rows_of(label, user), report)
+    for rows in of_installation(user, report):
+        yield from _lines("webhooks.Delivery", rows)
+
+
+def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Iterator[str]:
+    table, model = TABLES[label], model_of(label)
+    keys = list(rows.order_by("pk").values_list("pk", flat=True))
+    for start in range(0, len(keys), EXPORT_BATCH):
+        batch = keys[start : start + EXPORT_BATCH]
+        for row in model._base_manager.filter(pk__in=batch).defer(*table.hidden).order_by("pk"):
+            yield _line(row, table.hidden)
+            for name in files.in_folder(f"{FOLDERS[label]}/{row.pk}") if label in FOLDERS else ():
+                yield from _parts(name)
+        for child in TABLES:
+            field, parent = reference(child)
+            if parent == label:
+                its_rows = model_of(child)._base_manager.filter(**{f"{field}__in": batch})
+                # The rows of a chat or a run are not counted in the report.
+                yield from _lines(child, its_rows, report if label == USER else None)
+        if report is not None:
+            report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
+
+
+def _line(row: Model, hidden: frozenset[str]) -> str:
+    fields = [field for field in row._meta.concrete_fields if field.name not in hidden]
+    values = {field.attname: getattr(row, field.attname) for field in fields}
+    for name, value in values.items():
+        if isinstance(value, bytes | memoryview):
+            values[name] = bytes(value).decode("utf-8", "replace")
+    return to_text({"table": row._meta.db_table, "row": values})
+
+
+def _parts(name: str) -> Iterator[str]:
+    offset = 0
+    with files.storage_errors(), default_storage.open(name) as file:
+        while part := file.read(PART_BYTES):
+            yield json.dumps({"file": name, "offset": offset, "base64": base64.b64encode(part).decode()})
+            offset += len(part)
+
+
+# --- erasure ----------------------------------------------------------------------------------------------------------
+
+
+class NotErased(Exception):
+    """Something is left. The message says what; a repetition continues."""
+
+
+def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
+    """Erase the person, whose credentials are refused from the first step on, and log it as done by ``staff``. Returns
+    the pseudonym. Raises NotErased, Unavailable without the storage, and Conflict for a staff account or a reason that
+    has the name. What a request that began before still adds is removed too.
+    """
+    if user.is_staff or user.is_superuser:
+        raise Conflict("This is a staff account. Remove its staff status first.")
+    if user.get_username().lower() in reason.lower():
+        raise Conflict("The reason is stored and must not contain the username.")
+    get_user_model()._default_manager.filter(pk=user.pk).update(is_active=False)
+    while True:
+        _end_runs(user, report)
+        _hide_in_log(user)
+        _remove_chats(user, report)
+        purge.purge_uploads(user.pk)
+        _remove(Delivery.objects.filter(user=user), remove_deliveries)
+        for rows in of_installation(user, report):
+            _remove(rows, remove_deliveries)
+        for label, table in TABLES.items():
+            _, parent = reference(label)
+            if table.erasure == Erasure.DELETED and not parent.startswith(("chats.", "runs.", "webhooks.")):
+                _remove(rows_of(label, user))
+        report("other rows removed", 1, 1)
+        if pseudonym := _rename(user, reason, staff):
+            return pseudonym
+
+
+def _delete_batch(rows: QuerySet[Any]) -> int:
+    """With the rows that refer to them."""
+    return rows.filter(pk__in=list(rows.order_by("pk").values_list("pk", flat=True)[:BATCH])).delete()[0]
+
+
+def _remove(rows: QuerySet[Any], step: Callable[[QuerySet[Any]], int] = _delete_batch) -> None:
+    """Repeat ``step`` until no row is left. Another process may have locked some for a moment."""
+    end = time.monotonic() + ERASE_WAIT_SECONDS
+    while rows.exists():
+        if step(rows):
+            end = time.monotonic() + ERASE_WAIT_SECONDS
+        elif time.monotonic() > end:
+            raise NotErased(f"Some rows of {rows.model._meta.db_table} are in use.")
+        else:
+            time.sleep(POLL_SECONDS)
+
+
+def _end_runs(user: Any, report: Report) -> None:
+    """Delete the chats, which cancels their runs, and wait until all runs have ended and no tool stores a file."""
+    chats = list(chats_of(user).order_by("pk"))
+    for number, chat in enumerate(chats, 1):
+        delete_chat(chat)
+        report("chats deleted", number, len(chats))
+    end, most = time.monotonic() + ERASE_WAIT_SECONDS, 0
+    while left := services.stop_runs_of(user.pk):
+        if time.monotonic() > end:
+            raise NotErased(f"{len(left)} runs have not ended, the first is {left[0]}. Are run workers up?")
+        most = max(most, len(left))
+        report("runs ended", most - len(left), most)
+        time.sleep(POLL_SECONDS)
+    # The thread of a call that was cut off may still be writing a file.
+    cut_off = ToolInvocation.objects.filter(
+        run__user=user, status__in=[InvocationStatus.FAILED, InvocationStatus.CANCELLED], started_at__isnull=False
+    )
+    settle = timedelta(seconds=ERASE_SETTLE_SECONDS)
+    while cut_off.filter(finished_at__gt=clock.now() - settle).exists():
+        time.sleep(POLL_SECONDS)
+
+
+def _remove_chats(user: Any, report: Report) -> None:
+    total = Chat.objects.filter(user=user).count()
+
+    def step(chats: QuerySet[Chat]) -> int:
+        removed = 0
+        for chat_id in list(chats.order_by("pk").values_list("pk", flat=True)):
+            # By its run, the delivery to the installation endpoint is found. Afterwards the run is gone.
+            deliveries = Delivery.objects.filter(run_id__in=Run.objects.filter(chat=chat_id).values("pk"))
+            batches.in_batches(lambda rows=deliveries: remove_deliveries(rows))  # type: ignore[misc]
+            removed += purge.purge_chat(chat_id)
+            report("chats removed", removed, total)
+        return removed
+
+    _remove(Chat.objects.filter(user=user), step)
+
+
+def _hide_in_log(user: Any) -> None:
+    """Remove names from the admin's log entries about the person's rows, while these rows can be found."""
+    names = [name for name in (user.get_username(), user.email, user.first_name, user.last_name) if name]
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", re.IGNORECASE)
+    for label, table in TABLES.items():
+        if table.erasure in WITHOUT_ROWS:
+            continue
+        model = model_of(label)
+        entries = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(model))
+        about = list(entries.order_by().values_list("object_id", flat=True).distinct())
+        for start in range(0, len(about), BATCH):
+            rows = rows_of(label, user).filter(pk__in=about[start : start + BATCH])
+            for entry in entries.filter(object_id__in=[str(key) for key in rows.values_list("pk", flat=True)]):
+                entry.object_repr = ERASED
+                entry.change_message = pattern.sub(ERASED, entry.change_message)
+                entry.save(update_fields=["object_repr", "change_message"])
+
+
+@transaction.atomic
+def _rename(user: Any, reason: str, staff: Any) -> str | None:
+    """The last step. None if a request has added rows meanwhile."""
+    users = get_user_model()._default_manager
+    # FOR UPDATE: until the commit, no row can be added that refers to the user.
+    users.select_for_update().get(pk=user.pk)
+    for label, table in TABLES.items():
+        if table.erasure == Erasure.DELETED and rows_of(label, user).exists():
+            return None
+    digest = ErasedSubject.digest_of(user.get_username())
+    ErasedSubject.objects.update_or_create(pk=digest, defaults={"erased_at": clock.now()})
+    pseudonym = f"erased-{secrets.token_hex(8)}"
+    names = {"username": pseudonym, "email": "", "first_name": "", "last_name": ""}
+    users.filter(pk=user.pk).update(**names, password=make_password(None), last_login=None)
+    LogEntry.objects.create(
+        user_id=(staff or user).pk,
+        content_type=ContentType.objects.get_for_model(get_user_model()),
+        object_id=str(user.pk),
+        object_repr=pseudonym,
+        action_flag=CHANGE,
+        change_message=f"Erased{'' if staff else ' at the command line'}: {reason}",
+    )
+    return pseudonym
