@@ -24,7 +24,7 @@ from runs import catalogue
 from runs.calls import ClientToolInput
 from runs.catalogue import definitions, entries, fields, rules, yaml
 from runs.fronts import views as front_views
-from runs.fronts.ai_sdk import requests as ai_sdk
+from runs.fronts.ai_sdk import views as ai_sdk
 from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.mcp.tools import KeyInput
@@ -164,12 +164,12 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/catalogue/definitions.py: REASONING_MODEL": around(
         definitions.REASONING_MODEL.search, PROVIDER_MODEL, "/gpt-5", "/o", "5"
     ),
-    "runs/fronts/ai_sdk/requests.py: BROKEN_ESCAPE": around(ui_file, UI_BODY, "%41", "%4", "%", before="data:,"),
-    "runs/fronts/ai_sdk/requests.py: DATA_URL": [
+    "runs/fronts/ai_sdk/views.py: BROKEN_ESCAPE": around(ui_file, UI_BODY, "%41", "%4", "%", before="data:,"),
+    "runs/fronts/ai_sdk/views.py: DATA_URL": [
         *around(ai_sdk.DATA_URL.match, UI_BODY, ";", "a", ";a", "a;", ";base64", "data:", before="data:"),
         *around(ai_sdk.DATA_URL.match, UI_BODY, ";", "a", before="data:", after=","),
     ],
-    "runs/fronts/ai_sdk/requests.py: OWN_URL": around(
+    "runs/fronts/ai_sdk/views.py: OWN_URL": around(
         ai_sdk.OWN_URL.fullmatch, UI_BODY, "a", "/content", before="/api/v1/attachments/att_"
     ),
     "runs/fronts/views.py: position_of": around(position, HEADER, "1", "1.1", before="1."),

@@ -15,7 +15,7 @@ from config.outbound import addresses
 from config.outbound.client import Answer
 from credits.export import CsvRenderer
 from runs.fronts.ag_ui import requests as ag_ui
-from runs.fronts.ai_sdk import requests as ai_sdk
+from runs.fronts.ai_sdk import views as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
 from runs.llm import demo, registry
 from runs.mcp import protocol

@@ -1,33 +1,155 @@
-"""The routes for ``useChat``, on both surfaces."""
+"""The routes for ``useChat``, on both surfaces. Of the history that a client sends, only the last message counts."""
 
+import base64
+import binascii
+import re
+from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from chats import attachments
 from chats.models import Message
-from chats.services import find_chat, messages_of
+from chats.serializers import AttachmentInput
+from chats.services import CLIENT_ID, find_chat, messages_of
 from config.api.pagination import API_PAGE_SIZE_MAX, CURSOR_SCHEMA, LIMIT_SCHEMA, page
 from config.api.serializers import NoInput
 from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.jsontext import require_text, to_text
 from runs import services
 from runs.fronts import reads, starts
-from runs.fronts.ai_sdk import requests
 from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
-from runs.models import Run
+from runs.models import Run, Waitpoint
 from runs.streams.views import CONTENT_TYPE
 
+FILE_NAME_MAX_CHARS = 255
+# RFC 2397.
+DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,]*)?),", re.IGNORECASE)
+BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
 CHAT_KEY = OpenApiParameter(
     "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
 )
+
+# A file of a message: the id of an attachment, or the AttachmentInput and the content of a new one.
+File = str | tuple[dict[str, Any], bytes]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request. ``chat`` and ``message_id`` are the client's ids."""
+
+    chat: str
+    role: str
+    message_id: str
+    parts: list[dict[str, Any]]
+    regenerates: str | None
+    run: Any
+
+    @property
+    def text(self) -> str:
+        return starts.text_of(self.parts)
+
+    def files(self) -> list[File]:
+        """Raises ValidationFailed for too many files and for an address that is not our own."""
+        files = [(index, part) for index, part in enumerate(self.parts) if part.get("type") == "file"]
+        most = attachments.ATTACHMENTS_PER_MESSAGE_MAX
+        if len(files) > most:
+            raise ValidationFailed({"messages.parts": [f"A message may have at most {most} attachments."]})
+        return [_file(part, f"messages.parts.{index}.url") for index, part in files]
+
+
+def read(body: dict[str, Any]) -> Sent:
+    """Raises ValidationFailed, MalformedJSON."""
+    chat = body.get("id")
+    if not isinstance(chat, str) or not CLIENT_ID.fullmatch(chat):
+        raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
+    messages = body.get("messages")
+    if messages is None:
+        messages = [body.get("message")]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict):
+        raise ValidationFailed({"messages": ["Use a list that ends with a message."]})
+    role, name, parts = last.get("role"), last.get("id"), last.get("parts")
+    if role not in ("user", "assistant"):
+        raise ValidationFailed({"messages.role": ["Use one of these roles: user, assistant."]})
+    if not isinstance(name, str) or not name:
+        raise ValidationFailed({"messages.id": ["A message must have an id."]})
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise ValidationFailed({"messages.parts": ["Use a list of objects."]})
+    regenerates = None
+    if body.get("trigger") == "regenerate-message":
+        named = body.get("messageId")
+        regenerates = named if isinstance(named, str) and named else name
+    sent = Sent(chat, role, name, parts, regenerates, body.get("run", {}))
+    require_text(vars(sent))
+    return sent
+
+
+def _file(part: dict[str, Any], field: str) -> File:
+    url = part.get("url")
+    if not isinstance(url, str):
+        raise ValidationFailed({field: ["Use an address."]})
+    if own := OWN_URL.fullmatch(url.removeprefix(settings.BASE_URL)):
+        return own[1]
+    head = DATA_URL.match(url)
+    if head is None:
+        raise ValidationFailed({field: ["Use a data: address, or that of an attachment of this service."]})
+    try:
+        content = _content(url[head.end() :], is_base64=head[2].lower().endswith(";base64"))
+    except (binascii.Error, ValueError):
+        raise ValidationFailed({field: ["The content of this address is not valid."]}) from None
+    given = part.get("mediaType")
+    media_type = given if isinstance(given, str) and given else head[1]
+    name = part.get("filename")
+    name = name[:FILE_NAME_MAX_CHARS] if isinstance(name, str) and name else "file"
+    return {"fileName": name, "contentType": media_type, "sizeBytes": len(content)}, content
+
+
+def _content(text: str, *, is_base64: bool) -> bytes:
+    """Raises ValueError."""
+    if BROKEN_ESCAPE.search(text):
+        raise ValueError("an escape without its digits")
+    # ``unquote_to_bytes`` makes two objects for each escape. Quoted-printable text has the same escapes with "=".
+    content = binascii.a2b_qp(text.encode().replace(b"=", b"=3D").replace(b"%", b"="))
+    return base64.b64decode(content, validate=True) if is_base64 else content
+
+
+def attached(user: Any, file: File) -> str:
+    """The id of the file's attachment. A file with content gets one now, which expires if no message uses it. Raises
+    ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
+    """
+    if isinstance(file, str):
+        return file
+    said, content = file
+    made = attachments.create_attachment(user, **AttachmentInput.validated(said))
+    with attachments.transfer(made.user_id):
+        attachments.receive(made, iter([content]))
+    made.refresh_from_db()
+    attachments.complete_attachment(made)
+    return made.pk
+
+
+def as_text(output: Any) -> str:
+    """A client's answer to a question as text."""
+    return output if isinstance(output, str) else to_text(output)
+
+
+def answer_of(waitpoint: Waitpoint, output: Any, *, failed: bool) -> dict[str, Any]:
+    """The fields with which REST answers the question; the client gave the answer as the output of a call."""
+    if "schema" not in waitpoint.request_payload:
+        return {"answer": as_text(output)}
+    return {"declined": True} if failed else {"data": output}
 
 
 class AiSdkViewSet(FrontViewSet):
@@ -50,7 +172,7 @@ class AiSdkViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses={(200, CONTENT_TYPE): CHUNKS})
     def create(self, request: Request) -> HttpResponseBase:
-        sent = requests.read(self.body())
+        sent = read(self.body())
         if sent.regenerates is not None:
             return self.open_stream(lambda: self.shown(self.regenerated(sent)))
         if sent.role == "user":
@@ -59,10 +181,8 @@ class AiSdkViewSet(FrontViewSet):
 
     # --- a new run ----------------------------------------------------------------------------------------------------
 
-    def asked(self, sent: requests.Sent) -> Run:
-        """The run that answers the user's message. A repeated message starts nothing; the same message with a new text
-        starts a run that replaces the first one.
-        """
+    def asked(self, sent: Sent) -> Run:
+        """The run that answers the message. Sent again, it starts nothing; with another text, it replaces its run."""
         files = sent.files()
         options = starts.options_of(self.request.user, sent.run, message=sent.text)
         self.require_scope("runs:write")
@@ -73,11 +193,11 @@ class AiSdkViewSet(FrontViewSet):
         if files:
             if not all(isinstance(file, str) for file in files):
                 self.require_scope("attachments:write")
-            options["attachment_ids"] = requests.attach(self.request.user, files)
+            options["attachment_ids"] = [attached(self.request.user, file) for file in files]
         key = starts.key_of(sent.message_id)
         return self.start(chat, key, options, given=sent.run, message_id=sent.message_id).run
 
-    def regenerated(self, sent: requests.Sent) -> Run:
+    def regenerated(self, sent: Sent) -> Run:
         """The run that replaces the run of the named message. A message without a run gets its first one.
 
         By default a client names the user's message: a second request then starts another run, unless the run of the
@@ -102,7 +222,7 @@ class AiSdkViewSet(FrontViewSet):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def answered(self, sent: requests.Sent) -> Frames:
+    def answered(self, sent: Sent) -> Frames:
         """Give the answers of the assistant's message. Returns the frames that follow them."""
         rows = messages_of(self.request.user).filter(chat=self.chat(sent.chat), role=Message.Role.ASSISTANT)
         message = find(rows, sent.message_id)
@@ -115,9 +235,7 @@ class AiSdkViewSet(FrontViewSet):
         return self.shown(run, (reads.index_of_stop(run.pk, answers, calls), 0), continues=True)
 
     def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
-        """Give the answer of the part. Returns the id of the waitpoint or call that the part answers, now or in an
-        earlier request; None if the part answers nothing.
-        """
+        """Give the part's answer. Returns the id of what it answers, now or in an earlier request; None: nothing."""
         state, given = part.get("state"), part.get("approval")
         if state == "approval-responded" and isinstance(given, dict):
             if (waitpoint := recorded.approval(given.get("id"))) is None:
@@ -127,9 +245,9 @@ class AiSdkViewSet(FrontViewSet):
         if state not in ("output-available", "output-error"):
             return None
         failed = state == "output-error"
-        output = requests.as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
+        output = as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
         if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
-            return self.respond(waitpoint, requests.answer_of(waitpoint, output, failed=failed))
+            return self.respond(waitpoint, answer_of(waitpoint, output, failed=failed))
         if (call := recorded.client_call(part.get("toolCallId"))) is not None:
             return self.submit(call, {"error": output or "It failed."} if failed else {"result": output})
         return None
