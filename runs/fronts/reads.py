@@ -1,11 +1,11 @@
-"""What fronts read from the database beside events: where a stream continues, and runs as clients list them. Every
-function blocks; nothing here writes.
-"""
+"""What fronts read beside events: where a stream continues, and runs as clients list them. Every function blocks."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from django.db.models import Prefetch
 
 from chats.models import Message
 from runs import services
@@ -22,16 +22,12 @@ from runs.models import (
     WaitpointStatus,
 )
 
-# The events that show calls of a turn.
-OF_CALLS = (StreamType.TOOL_STARTED, StreamType.TOOL_COMPLETED, StreamType.WAITPOINT_OPENED)
 # The events that ask a client something, or report an outcome, which a client can have given.
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 
 def only_the_client_can_go_on(run_id: str, known: Collection[str], index: int) -> bool:
-    """Whether the ``known`` calls are all open calls of the run, and all await the client. False if the run has events
-    after ``index``, the position of the stream: the client must get these first.
-    """
+    """Whether the ``known`` calls are the run's open calls, all await the client, and the last event is ``index``."""
     calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
     found = {key: state for key, *state in calls.values_list("pk", "awaiting", "run__last_stream_index")}
     return found.keys() == set(known) and all(state == [CLIENT, index] for state in found.values())
@@ -54,7 +50,7 @@ def overtaken(run_id: str, after: int, last: int) -> list[range]:
     resets = list(events.filter(type=StreamType.MESSAGE_RESET, index__gt=after).values_list("index", flat=True))
     if not resets:
         return []
-    steps = sorted(events.filter(type__in=OF_CALLS).values_list("index", flat=True))
+    steps = sorted(events.filter(type__in=(StreamType.TOOL_STARTED, *OF_QUESTIONS)).values_list("index", flat=True))
     return [range(max((step for step in steps if step < reset), default=0), reset) for reset in resets]
 
 
@@ -106,22 +102,16 @@ def index_of_question(waitpoint: Waitpoint) -> int:
 
 @dataclass
 class Recorded:
-    """A run with its turns and waitpoints in order. ``run`` has the ``calls`` that ``services.runs_of`` adds."""
+    """A run with its turns, calls and waitpoints in order."""
 
     run: Run
-    turns: list[Turn] = field(default_factory=list)
-    waitpoints: list[Waitpoint] = field(default_factory=list)
-
-    @property
-    def calls(self) -> list[ToolInvocation]:
-        return vars(self.run)["calls"]
+    turns: list[Turn]
+    calls: list[ToolInvocation]
+    waitpoints: list[Waitpoint]
 
     def waitpoints_of(self, call: ToolInvocation) -> list[Waitpoint]:
-        return [
-            waitpoint
-            for waitpoint in self.waitpoints
-            if call.pk in (waitpoint.invocation_id, waitpoint.request_payload.get("toolInvocationId"))
-        ]
+        asked = [(each, each.request_payload.get("toolInvocationId")) for each in self.waitpoints]
+        return [each for each, named in asked if call.pk in (each.invocation_id, named)]
 
     def approval(self, waitpoint_id: Any) -> Waitpoint | None:
         asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CREDIT_APPROVAL]
@@ -179,9 +169,7 @@ class Recorded:
 
 
 def is_own(waitpoint: Waitpoint) -> bool:
-    """Whether the waitpoint belongs to no call that could show it: it asks for the credits of a turn, or a tool asks it
-    during its call.
-    """
+    """Whether no call can show the waitpoint: it asks for the credits of a turn, or a tool asks it during its call."""
     asked = waitpoint.request_payload
     return "schema" in asked or (waitpoint.invocation_id is None and asked.get("toolInvocationId") is None)
 
@@ -189,11 +177,8 @@ def is_own(waitpoint: Waitpoint) -> bool:
 def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
     """The runs of the assistant's messages among ``messages``, by id, with a constant number of queries."""
     wanted = [message.run_id for message in messages if message.role == Message.Role.ASSISTANT]
-    found = {run.pk: Recorded(run) for run in services.runs_of(user).filter(pk__in=wanted)}
-    for turn in (
-        Turn.objects.filter(run__in=found).only("run_id", "index", "text", "finished_at").order_by("run", "index")
-    ):
-        found[turn.run_id].turns.append(turn)
-    for waitpoint in Waitpoint.objects.filter(run__in=found).order_by("created_at", "pk"):
-        found[waitpoint.run_id].waitpoints.append(waitpoint)
-    return found
+    turns = Turn.objects.only("run_id", "index", "text", "finished_at").order_by("index")
+    waitpoints = Prefetch("waitpoints", Waitpoint.objects.order_by("created_at", "pk"), to_attr="all_waitpoints")
+    read = services.runs_of(user).prefetch_related(Prefetch("turns", turns, to_attr="all_turns"), waitpoints)
+    runs: Iterable[Any] = read.filter(pk__in=wanted)
+    return {run.pk: Recorded(run, run.all_turns, run.calls, run.all_waitpoints) for run in runs}

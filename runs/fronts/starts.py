@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 from rest_framework.exceptions import ValidationError
 
 from chats.models import Chat, Message
@@ -16,7 +17,7 @@ from config.kernel.jsontext import dumps
 from runs import services
 from runs.events import join_text
 from runs.fronts.rendering import CLIENT
-from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus, ToolInvocation
+from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
@@ -70,8 +71,8 @@ def find(chat: Chat, key: str) -> ClientRun | None:
 
 def named(chat: Chat, message_id: str) -> Run | None:
     """The run of a message of the chat, by the client's id of a user's message or by our own id of any message."""
-    found = find(chat, key_of(message_id))
-    return found.run if found else _of_message(chat, message_id)
+    row = find(chat, key_of(message_id))
+    return row.run if row else _of_message(chat, message_id)
 
 
 def _of_message(chat: Chat, message_id: str) -> Run | None:
@@ -104,13 +105,13 @@ def start_once(
         if live and live.status in LIVE_RUN_STATUSES:
             return ClientRun.objects.create(chat=chat, key=key, run=live)
         replaced = Run.objects.filter(pk=options.get("replaces"), chat=chat).first() if "replaces" in options else None
+        later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at) if replaced else Run.objects.none()
         if "on_active_run" not in options:
-            cancels = waits_for_caller(locked) or (replaced is not None and _is_from(replaced, locked.active_run_id))
+            cancels = waits_for_caller(locked) or later.filter(pk=locked.active_run_id).exists()
             options = options | {"on_active_run": "cancel" if cancels else "enqueue"}
-            if replaced is not None and not cancels:
+            if not cancels:
                 # Nobody would see the answers of the later runs in line.
-                later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at, status=RunStatus.QUEUED)
-                for run in later:
+                for run in later.filter(status=RunStatus.QUEUED):
                     services.cancel_run(run)
         run = services.start_run(user, chat.pk, **options)
         if replaced is not None:
@@ -135,11 +136,6 @@ def is_same(run: Run, message: str | None) -> bool:
     return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
 
 
-def _is_from(first: Run, run_id: str | None) -> bool:
-    """Whether ``run_id``, a run of the same chat, is the ``first`` one or was created later."""
-    return Run.objects.filter(pk=run_id, created_at__gte=first.created_at).exists()
-
-
 def is_written_again(chat: Chat, run: Run) -> bool:
     """Whether the run replaces another one and is still at work: live, and not waiting for the caller."""
     works = run.status in LIVE_RUN_STATUSES and not waits_for_caller(chat)
@@ -148,9 +144,5 @@ def is_written_again(chat: Chat, run: Run) -> bool:
 
 def waits_for_caller(chat: Chat) -> bool:
     """Whether the chat's active run waits for an answer, or for calls that the client executes."""
-    if chat.active_run_id is None:
-        return False
-    active = Run.objects.filter(pk=chat.active_run_id).values_list("status", flat=True).first()
-    if active != RunStatus.RUNNING:
-        return active == RunStatus.WAITING
-    return ToolInvocation.objects.filter(run=chat.active_run_id, awaiting=CLIENT).exists()
+    waits = Q(status=RunStatus.WAITING) | Q(status=RunStatus.RUNNING, invocations__awaiting=CLIENT)
+    return chat.active_run_id is not None and Run.objects.filter(waits, pk=chat.active_run_id).exists()
