@@ -1,7 +1,4 @@
-"""JSON-RPC 2.0 as the Model Context Protocol uses it: reads requests, determines their revision, and writes answers.
-
-This module does not use tools, runs or Django's views. Each refusal is an ``RpcError``.
-"""
+"""JSON-RPC 2.0 as the Model Context Protocol uses it, without tools and runs. Each refusal is an ``RpcError``."""
 
 import base64
 import binascii

@@ -1,7 +1,4 @@
-"""The tools of the MCP endpoint. Each is an action of the public surface, by its viewset, and needs the same scope.
-
-This module does not use JSON-RPC. A refusal is a DomainError, or DRF's ValidationError.
-"""
+"""The tools of the MCP endpoint. Each is an action of the public surface, by its viewset, and needs the same scope."""
 
 import hashlib
 from collections.abc import Callable, Collection
@@ -31,12 +28,13 @@ from config.kernel.errors import Forbidden, ValidationFailed
 from config.kernel.jsontext import dumps
 from credits.views import AccountViewSet
 from runs.calls import ANSWERS, AnswerKind, CallResultInput
-from runs.mcp.wait import WAIT_MAX_SECONDS, Started
 from runs.models import FINAL_RUN_STATUSES, Awaiting, Run, RunStatus
 from runs.serializers import RUN_STATE, RunInput
+from runs.streams.hub import Opening
 from runs.streams.views import opening_of
 from runs.views import ChatRunViewSet, RunViewSet, ToolInvocationViewSet, WaitpointViewSet
 
+WAIT_MAX_SECONDS = 60
 # The fields of a waitpoint that a key without the scope runs:read sees.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
@@ -116,6 +114,14 @@ class McpTool:
             "inputSchema": {"type": "object", "properties": properties, "required": required},
             "annotations": {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run},
         }
+
+
+@dataclass(frozen=True)
+class Started:
+    """A started run for which the call waits before it answers."""
+
+    opening: Opening
+    wait_seconds: float
 
 
 def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:

@@ -4,15 +4,17 @@ There are no sessions: each POST is one request. A refusal by HTTP (credential, 
 the API's envelope, a refusal by JSON-RPC its error object, and a refusal by a tool is a result with ``isError``.
 """
 
+import asyncio
+import json
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
-from django.http import HttpResponse, HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
@@ -22,6 +24,8 @@ from config.api.negotiation import check_media_type
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import dumps
+from config.limits.lease import Lease
+from runs.events import StreamType
 from runs.mcp.protocol import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -35,11 +39,17 @@ from runs.mcp.protocol import (
     read_message,
     result_of,
 )
-from runs.mcp.tools import TOOLS, call_tool, run_shown
-from runs.mcp.wait import Started, WaitingResponse, places
+from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, Started, call_tool, run_shown
+from runs.models import Awaiting, RunStatus
+from runs.streams.hub import Hub
+from runs.streams.reads import Event
 
 # The most MCP calls of one user that wait for a run at the same time, in all processes together; one more gets 429.
 MCP_WAITS_PER_USER = 4
+# The places of each user, over all processes. Their lease leaves some time for the answer after the wait.
+places = Lease(
+    "mcp-waits", WAIT_MAX_SECONDS + 10.0, "You have too many calls that wait; use waitSeconds 0, or try again later."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -173,3 +183,52 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
         logger.exception("the run %s could not be read after waiting", run_id)
         fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
         return error_of(message.id, fault)
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+class Wait:
+    """Ends when the run has ended, waits for an answer or awaits the caller's app, or when its time is over."""
+
+    def __init__(self, response: "WaitingResponse") -> None:
+        self.response = response
+        self.stream = Hub.open().join(response.started.opening)
+        self.close = self.stream.close
+        self.over = False
+
+    async def next(self) -> bytes | None:
+        if self.over:
+            return None
+        self.over = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.response.started.wait_seconds):
+                while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
+                    pass
+        return await self.stream.hub.ask(self.response.answer)
+
+    def leave(self) -> None:
+        self.stream.leave()
+        places.free(self.response.place)
+
+
+class WaitingResponse(StreamingHttpResponse):
+    """A ``LiveResponse``. ``answer`` returns the body after the wait, on a thread; other servers send it at once."""
+
+    def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
+        self.started, self.place, self.answer = started, place, answer
+        super().__init__(self.answer_now(), content_type="application/json")
+
+    def answer_now(self) -> Iterator[bytes]:
+        places.free(self.place)
+        yield self.answer()
+
+    def open(self) -> Wait:
+        return Wait(self)
+
+
+def ends_wait(event: Event) -> bool:
+    if event.type == StreamType.TOOL_PARKED:
+        return json.loads(event.data)["awaiting"] == Awaiting.CLIENT
+    is_status = event.type == StreamType.RUN_STATUS
+    return event.final or (is_status and json.loads(event.data)["status"] == RunStatus.WAITING)
