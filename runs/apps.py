@@ -38,9 +38,7 @@ def _is_of_an_mcp_page(sender: None, request: HttpRequest, **kwargs: Any) -> boo
 
 @register("catalogue", deploy=True)
 def check_models(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """Returns nothing if the database has no tables yet: the release runs the checks before the first migration. With
-    Django's tag ``database`` the check would only run if ``--database`` is given.
-    """
+    """Nothing before the first migration: a release checks first. Django's tag ``database`` needs ``--database``."""
     from runs.models import AgentModel
 
     try:

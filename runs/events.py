@@ -35,9 +35,7 @@ WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
 
 
 def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[str, Any]]]:
-    """The webhook events that report the stream events of a transition, with their own fields. AGENT_WAITING reports
-    ``run.status``, but its fields come from the ``waitpoint.opened`` before.
-    """
+    """The webhook events of a transition and their fields; AGENT_WAITING has them from ``waitpoint.opened``."""
     given: dict[str, Any] = {}
     for kind, data in happened:
         given |= data
@@ -104,9 +102,7 @@ def tool_progress(invocation: ToolInvocation) -> StreamEvent:
 
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
-    """Sent at each end of an invocation; ``status`` says which end. If the call was never made, the event has its
-    ``input``, because there was no ``tool.started``.
-    """
+    """Sent at each end of a call, which ``status`` names. With the ``input`` if there was no ``tool.started``."""
     shown: tuple[str | None, bool] = (None, False)
     if invocation.status == InvocationStatus.COMPLETED:
         shown = shown_result(invocation.result, invocation.result_urls)

@@ -1,6 +1,4 @@
-"""Addresses that are credentials: those of parked calls, for their tools (``POST /api/callbacks/{token}``), and those
-of files that tools made (``GET /files/…``).
-"""
+"""Addresses that are credentials: of parked calls (``/api/callbacks/…``) and of files of tools (``/files/…``)."""
 
 from django.conf import settings
 from django.core.files.storage import default_storage

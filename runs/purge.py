@@ -1,6 +1,4 @@
-"""Deletes the runs of a purged chat, with their metadata, turns, calls, files of calls, waitpoints and events. Also
-deletes the old events of other runs.
-"""
+"""Deletes the runs of a purged chat with all that belongs to them, and the old events of other runs."""
 
 import logging
 from collections.abc import Iterator

@@ -315,9 +315,8 @@ def stop_runs_of(user_id: int) -> list[str]:
 
 
 def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
-    """Answer a waitpoint. The first answer counts; a resolved waitpoint is returned as it is, whatever the body.
-
-    Raises ValidationFailed or DRF's ValidationError if the body does not answer the pending waitpoint.
+    """Answer a waitpoint. The first answer counts; a resolved waitpoint is returned as it is, whatever the body. Raises
+    ValidationFailed or DRF's ValidationError if the body does not answer the pending waitpoint.
     """
     logs.run_id.set(waitpoint.run_id)
     if waitpoint.status != WaitpointStatus.PENDING:
@@ -346,9 +345,7 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
 
 
 def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
-    """Record what a callback says of a call that awaits its outcome. Of several outcomes, only the first counts.
-    Progress that comes too often is not recorded.
-    """
+    """Record what a callback says of a call. Only the first outcome counts; too frequent progress is not recorded."""
     if call.status in FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
     if isinstance(said, Parked):
@@ -363,9 +360,8 @@ def invocations_of(user: Any) -> QuerySet[ToolInvocation]:
 
 
 def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
-    """Record the outcome of a call that awaits the caller's app. A call that has ended is returned as it is.
-
-    Raises Conflict if the call does not await the app, ValidationFailed or DRF's ValidationError for a wrong body.
+    """Record the outcome of a call that awaits the caller's app. A call that has ended is returned as it is. Raises
+    Conflict if the call does not await the app, ValidationFailed or DRF's ValidationError for a wrong body.
     """
     logs.run_id.set(call.run_id)
     if call.status in FINAL_INVOCATION_STATUSES:

@@ -1,6 +1,4 @@
-"""Estimates the tokens of a text, independent of the tokenizer: English has about four bytes for each token, other
-scripts about three.
-"""
+"""Estimates the tokens of a text for any tokenizer: about four bytes each in English, three in other scripts."""
 
 from bisect import bisect_right
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
-"""What the renderings of a run's stream have in common: which text is valid, where a turn begins, which calls are open.
-
-Each protocol is a subclass that renders these in its format. Nothing here knows HTTP; only ``facts_of`` and
-``call_about`` read tables.
+"""What the renderings of a run's stream share: which text is valid, where a turn begins, which calls are open. Each
+protocol is a subclass, which renders these in its format. Only ``facts_of`` and ``call_about`` read tables.
 """
 
 from __future__ import annotations

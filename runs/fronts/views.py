@@ -36,9 +36,7 @@ UI_VALUES_MAX = 4 * VALUES_MAX
 
 
 class FrontViewSet(ServiceViewSet):
-    """Reads the body itself: it may be larger than other bodies, and fields of the protocol that we do not use are
-    ignored.
-    """
+    """Reads the body itself: it may be larger than others, and members that we do not use are ignored."""
 
     parser_classes = []
     content_negotiation_class = AnyMediaType

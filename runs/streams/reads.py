@@ -1,7 +1,4 @@
-"""What streams read from the database, with few queries for all streams of a process.
-
-Every function blocks, so call it on a thread. Nothing here writes.
-"""
+"""What streams read from the database, with few queries for all streams of a process. Every function blocks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,9 +23,8 @@ COLUMNS = ("index", "type", "data", "final")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a run's stream. ``data`` is JSON text; ``final`` marks the run's last event.
-
-    An event that is not ``numbered`` is sent without its index, so the client's position stays unchanged.
+    """``data`` is JSON text; ``final`` marks the run's last event. An event that is not ``numbered`` is sent without
+    its index, so the client's position stays unchanged.
     """
 
     index: int
@@ -82,9 +78,8 @@ def live_credentials(user_ids: Iterable[int], key_ids: Iterable[str]) -> tuple[s
 
 
 def rebuilt(run_id: str, after: int) -> list[Event]:
-    """The end of a finished run's stream if its events are pruned, with the indexes that the last events had.
-
-    The text comes as a whole. A client that has a part of it gets ``message.reset`` first.
+    """The end of a finished run's stream if its events are pruned, with the last events' indexes and the whole text. A
+    client that has a part of the text gets ``message.reset`` first.
     """
     run = Run.objects.filter(pk=run_id).first()
     if run is None or run.status not in FINAL_RUN_STATUSES:

@@ -79,9 +79,7 @@ class StreamResponse(StreamingHttpResponse):
 
 
 def take_place(user_id: int) -> str:
-    """Take a place for one more stream of the user. Raises Unavailable above STREAM_CONNECTIONS_MAX, RateLimited above
-    STREAMS_PER_USER.
-    """
+    """A place for a stream. Raises Unavailable (STREAM_CONNECTIONS_MAX) or RateLimited (STREAMS_PER_USER)."""
     if Hub.of_process is not None and Hub.of_process.count >= settings.STREAM_CONNECTIONS_MAX:
         raise Unavailable
     return places.take(user_id, settings.STREAMS_PER_USER)

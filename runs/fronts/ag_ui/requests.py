@@ -1,6 +1,4 @@
-"""What an AG-UI client sends. Of its history only the end counts: the user's last message and the results of calls
-after it.
-"""
+"""What an AG-UI client sends. Of its history, the user's last message and the results of calls after it count."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

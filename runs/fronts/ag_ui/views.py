@@ -280,9 +280,7 @@ class AgUiViewSet(FrontViewSet):
 
 
 def live_runs(chat_id: str) -> list[Run]:
-    """The active run and those in line, oldest first, without the columns that the caller can make large: a stream
-    keeps the rows.
-    """
+    """The active run and those in line, oldest first, without columns that can be large: a stream keeps the rows."""
     runs = Run.objects.filter(chat=chat_id, status__in=LIVE_RUN_STATUSES).order_by("created_at", "pk")
     return list(runs.only("chat", "status", "created_at", "assistant_message_id", "last_stream_index"))
 
