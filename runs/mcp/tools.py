@@ -35,6 +35,7 @@ from runs.streams.views import opening_of
 from runs.views import ChatRunViewSet, RunViewSet, ToolInvocationViewSet, WaitpointViewSet
 
 WAIT_MAX_SECONDS = 60
+Object = dict[str, Any]
 # The fields of a waitpoint that a key without the scope runs:read sees.
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
@@ -149,7 +150,7 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
             hashlib.sha256(dumps([name, path, sorted(body.items())])).hexdigest(),
             lambda: str(handle()["id"]),
         )
-        found = prepared(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made})()
+        found = prepared(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made}, {}, {})()
         if "title" in found and not has_scope(request, "chats:read"):
             # The chat may have got its title from its first message since it was made.
             found["title"] = body.get("title")
@@ -162,23 +163,18 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
 
 
 def prepared(
-    request: Request,
-    view: type[ServiceViewSet],
-    action: str,
-    path: dict[str, Any],
-    query: dict[str, Any] | None = None,
-    body: dict[str, Any] | None = None,
-) -> Callable[[], dict[str, Any]]:
+    request: Request, view: type[ServiceViewSet], action: str, path: Object, query: Object, body: Object
+) -> Callable[[], Object]:
     """A function that executes the action on the public surface. Checks that take time are made before it returns."""
-    texts = {name: str(value) for name, value in (query or {}).items()}
-    sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body or {})
+    texts = {name: str(value) for name, value in query.items()}
+    sent = SimpleNamespace(user=request.user, auth=request.auth, query_params=texts, data=body)
     handler: Any = view(surface="public", action=action, kwargs=path, request=sent, format_kwarg=None)
     handler.prepare()
     return lambda: dict(getattr(handler, action)(sent, **path).data)
 
 
 def run_shown(request: Request, run_id: str) -> dict[str, Any]:
-    return readable(request, prepared(request, RunViewSet, "retrieve", {"runId": run_id})(), RUN_STATE)
+    return readable(request, prepared(request, RunViewSet, "retrieve", {"runId": run_id}, {}, {})(), RUN_STATE)
 
 
 def readable(request: Request, found: dict[str, Any], state: Collection[str]) -> dict[str, Any]:

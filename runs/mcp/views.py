@@ -26,19 +26,8 @@ from config.kernel.errors import DomainError, Forbidden
 from config.kernel.jsontext import dumps
 from config.limits.lease import Lease
 from runs.events import StreamType
-from runs.mcp.protocol import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    LEGACY,
-    METHOD_NOT_FOUND,
-    SERVER,
-    VERSIONS,
-    Message,
-    RpcError,
-    error_of,
-    read_message,
-    result_of,
-)
+from runs.mcp import protocol
+from runs.mcp.protocol import Message, RpcError, error_of, read_message, result_of
 from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, Started, call_tool, run_shown
 from runs.models import Awaiting, RunStatus
 from runs.streams.hub import Hub
@@ -69,7 +58,10 @@ class McpViewSet(ServiceViewSet):
     parser_classes = []
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        check_origin(request.headers.get("Origin"))
+        # Pages of other sites could reach a service on a private network through the user's browser.
+        origin, own = request.headers.get("Origin"), urlsplit(settings.BASE_URL)
+        if origin not in (None, f"{own.scheme}://{own.netloc}", *settings.MCP_ALLOWED_ORIGINS):
+            raise Forbidden("This origin may not call the MCP endpoint.")
         super().initial(request, *args, **kwargs)
 
     def check_query(self, request: Request) -> None:
@@ -90,68 +82,48 @@ class McpViewSet(ServiceViewSet):
         try:
             if message.method == "tools/call":
                 return self.call(message, request)
-            method = METHODS[message.modern].get(message.method)
-            if method is None:
-                raise RpcError(METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.")
-            return rpc_response(result_of(message, method(message.params)))
+            return rpc_response(result_of(message, answer(message)))
         except RpcError as error:
-            status = 404 if error.code == METHOD_NOT_FOUND else 400
+            status = 404 if error.code == protocol.METHOD_NOT_FOUND else 400
             return rpc_response(error_of(message.id, error), status if message.modern else 200)
 
     def call(self, message: Message, request: Request) -> HttpResponseBase:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
         if not isinstance(name, str) or name not in TOOLS:
-            raise RpcError(INVALID_PARAMS, "There is no tool of this name.")
+            raise RpcError(protocol.INVALID_PARAMS, "There is no tool of this name.")
         if not isinstance(arguments, dict):
-            raise RpcError(INVALID_PARAMS, "arguments must be an object.")
+            raise RpcError(protocol.INVALID_PARAMS, "arguments must be an object.")
         user_id: Any = request.user.pk
         with ExitStack() as frees:
-            place = ""
+            place, seconds = "", arguments.get("waitSeconds")
             # Taken before the run starts: a refused client repeats the call.
-            if TOOLS[name].starts_run and is_positive(arguments.get("waitSeconds")):
+            if TOOLS[name].starts_run and isinstance(seconds, (int, float, Decimal)) and seconds > 0:
                 place = places.take(user_id, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
             result = outcome(lambda: call_tool(name, request, arguments))
             if not isinstance(result, Started):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
-        answer = WaitingResponse(result, place, lambda: dumps(waited(message, request, result)))
-        live.offer(request, answer)
-        return answer
+        response = WaitingResponse(result, place, lambda: dumps(waited(message, request, result)))
+        live.offer(request, response)
+        return response
 
 
-def is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float, Decimal)) and value > 0
-
-
-def check_origin(origin: str | None) -> None:
-    """Refuse the pages of other sites, which could reach a service on a private network through the user's browser."""
-    if origin is None:
-        return
-    own = urlsplit(settings.BASE_URL)
-    if origin != f"{own.scheme}://{own.netloc}" and origin not in settings.MCP_ALLOWED_ORIGINS:
-        raise Forbidden("This origin may not call the MCP endpoint.")
-
-
-def initialize(params: dict[str, Any]) -> dict[str, Any]:
-    """The handshake of LEGACY. A client that asks for an unknown revision is offered the newest of LEGACY."""
-    asked = params.get("protocolVersion")
-    return {"protocolVersion": asked if asked in LEGACY else LEGACY[0], "serverInfo": SERVER} | ABOUT
-
-
-def discover(params: dict[str, Any]) -> dict[str, Any]:
-    return {"supportedVersions": VERSIONS} | ABOUT | CACHED
-
-
-def list_tools(params: dict[str, Any]) -> dict[str, Any]:
-    return {"tools": [tool.listing(name) for name, tool in TOOLS.items()]}
-
-
-# The methods, by whether the revision is MODERN.
-METHODS: dict[bool, dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    True: {"server/discover": discover, "tools/list": lambda params: list_tools(params) | CACHED},
-    False: {"initialize": initialize, "ping": lambda params: {}, "tools/list": list_tools},
-}
+def answer(message: Message) -> dict[str, Any]:
+    """The result of a method that calls no tool. Raises RpcError."""
+    match message.method, message.modern:
+        case "tools/list", modern:
+            return {"tools": [tool.listing(name) for name, tool in TOOLS.items()]} | (CACHED if modern else {})
+        case "server/discover", True:
+            return {"supportedVersions": protocol.VERSIONS} | ABOUT | CACHED
+        case "initialize", False:
+            # A client that asks for an unknown revision is offered the newest of LEGACY.
+            asked = message.params.get("protocolVersion")
+            version = asked if asked in protocol.LEGACY else protocol.LEGACY[0]
+            return {"protocolVersion": version, "serverInfo": protocol.SERVER} | ABOUT
+        case "ping", False:
+            return {}
+    raise RpcError(protocol.METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.")
 
 
 def outcome(work: Callable[[], Any]) -> Any:
@@ -181,11 +153,8 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
         return result_of(message, outcome(lambda: run_shown(request, run_id)))
     except Exception:
         logger.exception("the run %s could not be read after waiting", run_id)
-        fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
+        fault = RpcError(protocol.INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
         return error_of(message.id, fault)
-
-
-# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 class Wait:
