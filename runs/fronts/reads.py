@@ -8,19 +8,10 @@ from typing import Any
 from django.db.models import Prefetch
 
 from chats.models import Message
-from runs import services
+from runs import models, services
 from runs.events import SEPARATOR, StreamType, join_text
 from runs.fronts.rendering import CLIENT, call_about
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    Run,
-    RunEvent,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointKind, WaitpointStatus
 
 # The events that ask a client something, or report an outcome, which a client can have given.
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
@@ -28,7 +19,7 @@ OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
 
 def only_the_client_can_go_on(run_id: str, known: Collection[str], index: int) -> bool:
     """Whether the ``known`` calls are the run's open calls, all await the client, and the last event is ``index``."""
-    calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=FINAL_INVOCATION_STATUSES)
+    calls = ToolInvocation.objects.filter(run=run_id).exclude(status__in=models.FINAL_INVOCATION_STATUSES)
     found = {key: state for key, *state in calls.values_list("pk", "awaiting", "run__last_stream_index")}
     return found.keys() == set(known) and all(state == [CLIENT, index] for state in found.values())
 

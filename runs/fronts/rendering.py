@@ -124,7 +124,10 @@ class Rendering(ABC):
             case StreamType.MESSAGE_RESET:
                 return self._reset(facts)
             case StreamType.RUN_STATUS:
-                return self._status(data, facts, event.final)
+                if event.final:
+                    self.over = self.has_ended = True
+                    return [*self._close_text(), *self.ended(data, facts)]
+                return self._begin() if data["status"] == RunStatus.RUNNING else []
             case StreamType.TOOL_STARTED:
                 return self._show(_call(data))
             case StreamType.TOOL_PARKED:
@@ -161,15 +164,6 @@ class Rendering(ABC):
         return [*self._close_text(), *self.ask(*self.asked)] if self.asked else []
 
     # --- what happened ------------------------------------------------------------------------------------------------
-
-    def _status(self, data: Data, facts: Facts, final: bool) -> list[Part]:
-        parts: list[Part] = []
-        if data["status"] == RunStatus.RUNNING:
-            parts += self._begin()
-        if final:
-            self.over = self.has_ended = True
-            parts += [*self._close_text(), *self.ended(data, facts)]
-        return parts
 
     def _begin(self) -> list[Part]:
         if self.begun:

@@ -54,9 +54,11 @@ def renamed(
     return ValidationFailed({f"{prefix}.{name}" if there[name] else name: texts for name, texts in fields.items()})
 
 
-def text_of(parts: list[Any]) -> str:
-    """The text of a message with these parts."""
-    texts = (part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text")
+def text_of(content: Any) -> str:
+    """The text of a message's content: a text, or a list of parts. Empty for anything else."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = (part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text")
     return join_text(text for text in texts if isinstance(text, str))
 
 
@@ -134,12 +136,6 @@ def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | 
 def is_same(run: Run, message: str | None) -> bool:
     """Whether the run answers a message with this text; None means any text."""
     return message is None or Message.objects.filter(pk=run.user_message_id, content=message).exists()
-
-
-def is_written_again(chat: Chat, run: Run) -> bool:
-    """Whether the run replaces another one and is still at work: live, and not waiting for the caller."""
-    works = run.status in LIVE_RUN_STATUSES and not waits_for_caller(chat)
-    return works and Run.objects.filter(replaced_by=run).exists()
 
 
 def waits_for_caller(chat: Chat) -> bool:

@@ -50,15 +50,13 @@ class FrontViewSet(ServiceViewSet):
 
     def chat(self, key: str) -> Chat:
         """The caller's chat with this id or client id. Raises NotFound."""
-        found = find_chat(self.request.user, key)
-        if found is None:
+        if (found := find_chat(self.request.user, key)) is None:
             raise NotFound
         return found
 
     def chat_or_new(self, key: str) -> Chat:
         """The caller's chat with this id or client id; a new chat with this client id if there is none."""
-        found = find_chat(self.request.user, key)
-        if found is None:
+        if (found := find_chat(self.request.user, key)) is None:
             self.require_scope("chats:write")
             self.require_scope("runs:write")
             found, _ = make_chat(self.request.user, client_id=key)
@@ -103,9 +101,7 @@ class FrontViewSet(ServiceViewSet):
             raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
         return parse_object(request.read(), values=UI_VALUES_MAX, any_text=True)
 
-    def start(
-        self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str] = (), **how: Any
-    ) -> ClientRun:
+    def start(self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str], **how: Any) -> ClientRun:
         """``starts.start_once`` within the caller's limits. ``given``: the options that were under ``run``."""
         request: Any = self.request
         try:

@@ -27,7 +27,6 @@ AgUiMessage = dict[str, Any]
 SNAPSHOT_MESSAGES = 2000
 SNAPSHOT_CHARS = 2 * 1024 * 1024
 ROWS_AT_ONCE = 50
-PROTOCOL_VERSION = "1.0"
 APPROVAL = {
     "type": "object",
     "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}},
@@ -76,8 +75,6 @@ class AgUi(Rendering):
     def turn_message(self) -> str:
         return turn_message(self.message_id or "", self.turn)
 
-    # --- the run ------------------------------------------------------------------------------------------------------
-
     def resumed(self) -> list[Part]:
         """Called in every stream, also in one that begins before the first event."""
         is_sent, self.is_sent = self.is_sent, True
@@ -85,7 +82,7 @@ class AgUi(Rendering):
             return []
         self.text_is_open = False  # the rest of an open text is a message with the same id
         ids = {"runId": self.run_id, "chatId": self.chat_id}
-        started = self.of_run("RUN_STARTED", protocolVersion=PROTOCOL_VERSION, metadata=ids)
+        started = self.of_run("RUN_STARTED", protocolVersion="1.0", metadata=ids)
         return [started] if self.before is None else [started, self.before]
 
     def ended(self, status: Data, facts: Facts) -> list[Part]:
@@ -93,21 +90,20 @@ class AgUi(Rendering):
             return []
         if status["status"] == RunStatus.CANCELLED:
             return [self.of_run("RUN_FINISHED", outcome={"type": "cancelled"})]
-        usage = [token_usage(facts.run)]
+        counts = {"inputTokens": facts.run.input_tokens, "outputTokens": facts.run.output_tokens}
+        total = {"cachedInputTokens": facts.run.cached_input_tokens, "totalTokens": sum(counts.values())}
         if status["status"] != RunStatus.COMPLETED:
-            error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": usage}
+            error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": [counts | total]}
             return [{"type": "RUN_ERROR", **error}]
         used = money.to_number(facts.run.credits_spent)
         result = {"runId": self.run_id, "creditsUsed": used, "output": facts.run.output}
-        return [self.of_run("RUN_FINISHED", result=result, usage=usage)]
+        return [self.of_run("RUN_FINISHED", result=result, usage=[counts | total])]
 
     def client_calls(self) -> list[Part]:
         return [self.of_run("RUN_FINISHED", outcome={"type": "success", "pendingToolCallIds": list(self.calls)})]
 
     def of_run(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"type": kind, "threadId": self.thread, "runId": self.name, **more}
-
-    # --- text ---------------------------------------------------------------------------------------------------------
 
     def text(self, step: str, **more: str) -> list[Part]:
         kind = "CONTENT" if step == "delta" else step.upper()
@@ -116,8 +112,6 @@ class AgUi(Rendering):
 
     def text_voided(self, facts: Facts) -> list[Part]:
         return [*(self.text("end") if self.text_is_open else []), facts.messages]
-
-    # --- tool calls ---------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> list[Part]:
         names = {"toolCallId": call.id, "toolCallName": call.name, "parentMessageId": self.turn_message}
@@ -139,8 +133,6 @@ class AgUi(Rendering):
         content = told(data["status"], data.get("result"), data.get("errorMessage"))
         message = {"messageId": f"{call.id}.result", "toolCallId": call.id, "role": "tool", "content": content}
         return [{"type": "TOOL_CALL_RESULT", **message}]
-
-    # --- questions ----------------------------------------------------------------------------------------------------
 
     def ask(self, waitpoint: Data, call: Call) -> list[Part]:
         return [self.of_run("RUN_FINISHED", outcome={"type": "interrupt", "interrupts": [interrupt(waitpoint, call)]})]
@@ -184,11 +176,6 @@ def told(status: str, result: str | None, error: str | None) -> str:
 def snapshot(messages: Sequence[Data]) -> str:
     """The event as text. It can be large, so it is written here, not on the event loop."""
     return as_line(to_text({"type": "MESSAGES_SNAPSHOT", "messages": messages}))
-
-
-def token_usage(run: Run) -> dict[str, Any]:
-    counts = {"inputTokens": run.input_tokens, "outputTokens": run.output_tokens}
-    return counts | {"cachedInputTokens": run.cached_input_tokens, "totalTokens": sum(counts.values())}
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Sent:
 
     @property
     def text(self) -> str:
-        return _text(self.message.get("content"))
+        return text_of(self.message.get("content"))
 
     @property
     def message_id(self) -> str:
@@ -49,7 +49,7 @@ class Sent:
             call_id, error = message.get("toolCallId"), message.get("error")
             if message.get("role") == "tool" and isinstance(call_id, str):
                 failed = error[:ERROR_MAX_CHARS] if isinstance(error, str) else ""
-                found[call_id] = {"error": failed} if failed else {"result": _text(message.get("content"))}
+                found[call_id] = {"error": failed} if failed else {"result": text_of(message.get("content"))}
         return found
 
     def said(self, agent: str | None) -> Object:
@@ -96,11 +96,6 @@ def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Obj
         problems[field] = ["Use a list of objects."]
         return []
     return given
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content, which may have parts."""
-    return text_of(content) if isinstance(content, list) else content if isinstance(content, str) else ""
 
 
 def _line(entry: Object, name: str) -> str:

@@ -23,22 +23,14 @@ from runs.fronts.ag_ui.requests import Sent
 from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import FrontViewSet
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    FINAL_RUN_STATUSES,
-    LIVE_RUN_STATUSES,
-    ClientRun,
-    Run,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import FINAL_INVOCATION_STATUSES, LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
 DEFAULT = "default"
 NO_AGENT = "There is no agent with this name."
 # Of a request that shows runs in line: what names the run that it answered.
-ANSWERED = "ag-ui answered"
+ANSWER = "ag-ui answered"
 # The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
 # The most messages that a connecting client gets.
@@ -113,9 +105,7 @@ class AgUiViewSet(FrontViewSet):
             elif line:
                 ClientRun.objects.filter(pk=row.pk).update(**kept)
             if line:
-                ClientRun.objects.get_or_create(
-                    chat=chat, key=starts.key_of(ANSWERED, sent.name), defaults={"run": run}
-                )
+                ClientRun.objects.get_or_create(chat=chat, key=starts.key_of(ANSWER, sent.name), defaults={"run": run})
             row = ClientRun(run=run, index=index)
         if row is None and sent.trailing and (newest := self.newest(chat)) is not None:
             row = ClientRun(run=newest)
@@ -237,7 +227,7 @@ class AgUiViewSet(FrontViewSet):
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         rendering, last = self.rendering(run, sent.thread, sent.name), run.last_stream_index
         ends: list[Part] = [rendering.of_run("RUN_FINISHED")]
-        if run.status in FINAL_RUN_STATUSES:
+        if run.status not in LIVE_RUN_STATUSES:
             shown = events.messages_of(run, Message.objects.all())
         else:
             seen = AgUi(run, sent.thread, sent.name)
@@ -266,7 +256,7 @@ class AgUiViewSet(FrontViewSet):
         first = last = self.active_run(chat) if chat else None
         if chat is not None and name is not None:
             # The named run may be in line. Its stream shows the runs before it.
-            row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWERED))
+            row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWER))
             last = row.run if row else None
             first = answered.run if answered else last
         stopped = False
