@@ -18,12 +18,12 @@ from config.kernel.jsontext import parse_object
 from config.management import user_named
 from runs import services
 from runs.events import StreamType
-from runs.models import FINAL_RUN_STATUSES, Run, RunEvent, RunStatus, Waitpoint, WaitpointKind, WaitpointStatus, Worker
+from runs.models import FINAL_RUN_STATUSES, Run, RunStatus, Waitpoint, WaitpointKind, WaitpointStatus, Worker
 from runs.serializers import RunInput
+from runs.streams.reads import page
 
 DEFAULT_USER = "console"
 POLL_SECONDS = 0.1
-BATCH = 500
 SHOWN_CHARS = 300
 DECISIONS = {"y": True, "yes": True, "n": False, "no": False, "": False}
 
@@ -95,12 +95,11 @@ class Command(BaseCommand):
         """The events of the run, until it is deleted."""
         after = 0
         while True:
-            found = RunEvent.objects.filter(run=run.pk, index__gt=after).order_by("index")
-            rows = list(found.values_list("index", "type", "data")[:BATCH])
-            for index, kind, data in rows:
-                after = index
-                yield kind, json.loads(data)
-            if not rows:
+            found = page(run.pk, after)
+            for event in found:
+                after = event.index
+                yield event.type, json.loads(event.data)
+            if not found:
                 if not Run.objects.filter(pk=run.pk, chat__deleted_at=None).exists():
                     return
                 time.sleep(POLL_SECONDS)
