@@ -115,16 +115,13 @@ def _complete(run: Run | None) -> Run | None:
         run = _run.first(run.user_id, run.pk) or run
     # The run's row has the number of calls; most runs have none, and so need no query.
     calls = _calls(run.pk) if run.tool_invocation_count else []
-    return _with(run, calls=calls, pending_waitpoints=pending)
+    vars(run).update(calls=calls, pending_waitpoints=pending)
+    return run
 
 
 def as_new(run: Run) -> Run:
     """A run that was just started, in the form of ``runs_of``, without queries: it has no calls yet."""
-    return _with(run, credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
-
-
-def _with(run: Run, **shown: Any) -> Run:
-    vars(run).update(shown)
+    vars(run).update(credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
     return run
 
 
@@ -134,10 +131,8 @@ def turns_of(user: Any, run_id: str) -> QuerySet[Turn] | None:
         return None
     logs.run_id.set(run_id)
     # Encrypted items can take megabytes.
-    short = Case(
-        When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True)
-    )
-    turns = Turn.objects.annotate(reasoning_size=Length("reasoning"), shown_reasoning=short)
+    kept = Case(When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True))
+    turns = Turn.objects.annotate(reasoning_size=Length("reasoning"), shown_reasoning=kept)
     return turns.defer("text", "tool_calls", "reasoning").filter(run=run_id).order_by("index")
 
 
@@ -154,17 +149,13 @@ def _one_chat(chat_id: str) -> QuerySet[Chat]:
 
 
 _chat: CompiledQuery[Chat] = CompiledQuery(lambda user_id, chat_id: _one_chat(chat_id).filter(user=user_id), int, str)
-_chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
-
-
-def find_chat_with_user(username: str, chat_id: str) -> Chat | None:
-    """The chat with its user and the user's credits, for ``start_run``."""
-    return _chat_with_user.first(username, chat_id)
+# The chat with its user and the user's credits, for ``start_run``.
+chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
 
 
 def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
     """Create the user's message and the queued run that answers it. ``asked`` are the arguments of ``_start_run``;
-    ``read`` is the result of ``find_chat_with_user``.
+    ``read`` is from ``chat_with_user``.
 
     One statement writes everything, and only if the chat has not changed since it was read. So neither a transaction
     nor a lock is needed, except after such a change, and for attachments, ``cancel`` and ``replaces``

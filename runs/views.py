@@ -95,7 +95,7 @@ class ChatRunViewSet(RunActions):
 
     def find_with_user(self, username: str) -> Chat | None:
         is_start = self.action == "create" and is_plausible_id(self.kwargs["chatId"])
-        return services.find_chat_with_user(username, self.kwargs["chatId"]) if is_start else None
+        return services.chat_with_user.first(username, self.kwargs["chatId"]) if is_start else None
 
     def queryset_for(self, user: Any) -> Any:
         return chats_of(user)
