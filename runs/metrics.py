@@ -67,10 +67,6 @@ def _count_call(call: ToolInvocation, was_made: bool) -> None:
         tool_seconds.observe(max(0.0, (call.finished_at - call.started_at).total_seconds()), call.name)
 
 
-def lost(runs: int) -> None:
-    transaction.on_commit(partial(leases_lost.inc, by=runs), robust=True)
-
-
 def gauges() -> Iterator[Gauge]:
     """Live runs by state, the longest wait of a run that can execute, and live workers, all counted by indexes."""
     # A queued run that is neither blocked nor throttled could execute, and has a ``due_at``.
