@@ -322,10 +322,7 @@ class AnswerKind(CamelSerializer):
     kind = serializers.ChoiceField(choices=WaitpointKind.values, help_text="The kind of the waitpoint.")
 
 
-ANSWERS = {
-    WaitpointKind.CREDIT_APPROVAL.value: CreditApprovalAnswer,
-    WaitpointKind.CLARIFICATION.value: ClarificationAnswer,
-}
+ANSWERS = {WaitpointKind.CREDIT_APPROVAL: CreditApprovalAnswer, WaitpointKind.CLARIFICATION: ClarificationAnswer}
 
 
 def check_clarification(waitpoint: Waitpoint, given: dict[str, Any]) -> None:

@@ -71,12 +71,8 @@ def message_completed(run: Run, content: str) -> StreamEvent:
 def model_retrying(attempt: ModelAttempt) -> StreamEvent:
     """A request to a model failed. ``model`` is asked ``delaySeconds`` later."""
     wait = (attempt.next_at - attempt.finished_at).total_seconds() if attempt.next_at else 0.0
-    return StreamType.MODEL_RETRYING, {
-        "attempt": attempt.number,
-        "reason": attempt.reason,
-        "delaySeconds": round(wait, 3),
-        "model": attempt.next_model,
-    }
+    failed = {"attempt": attempt.number, "reason": attempt.reason}
+    return StreamType.MODEL_RETRYING, failed | {"delaySeconds": round(wait, 3), "model": attempt.next_model}
 
 
 def context_compacted(compaction: Compaction) -> StreamEvent:
@@ -106,13 +102,9 @@ def tool_completed(invocation: ToolInvocation) -> StreamEvent:
     shown: tuple[str | None, bool] = (None, False)
     if invocation.status == InvocationStatus.COMPLETED:
         shown = shown_result(invocation.result, invocation.result_urls)
-    data = _tool(invocation) | {
-        "result": shown[0],
-        "resultTruncated": shown[1],
-        "creditUsed": money.to_number(invocation.credit_used),
-        "resultUrls": invocation.result_urls,
-        "durationMs": invocation.duration_ms,
-    }
+    data = _tool(invocation) | {"result": shown[0], "resultTruncated": shown[1]}
+    data |= {"creditUsed": money.to_number(invocation.credit_used), "resultUrls": invocation.result_urls}
+    data["durationMs"] = invocation.duration_ms
     if invocation.started_at in (None, invocation.finished_at):
         data["input"] = invocation.input
     if invocation.error_code is not None:
@@ -121,13 +113,8 @@ def tool_completed(invocation: ToolInvocation) -> StreamEvent:
 
 
 def _tool(invocation: ToolInvocation) -> dict[str, Any]:
-    return {
-        "toolInvocationId": invocation.id,
-        "name": invocation.name,
-        "turnIndex": invocation.turn_index,
-        "callIndex": invocation.call_index,
-        "status": invocation.status,
-    }
+    place = {"turnIndex": invocation.turn_index, "callIndex": invocation.call_index}
+    return {"toolInvocationId": invocation.id, "name": invocation.name} | place | {"status": invocation.status}
 
 
 def waitpoint_opened(waitpoint: Waitpoint) -> StreamEvent:

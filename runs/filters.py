@@ -24,12 +24,13 @@ from runs.models import (
     RunMetadata,
     RunStatus,
 )
-from runs.serializers import METADATA_KEY
+from runs.serializers import METADATA_KEY, METADATA_SCHEMA
 
 # The time limit, for the worst combination of filters over a user's millions of runs.
 SECONDS = 5
 QUERY_CANCELED = "57014"
 NAME_MAX_CHARS = 100
+NAME = {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS}
 METADATA = "metadata"
 MILLISECOND = timedelta(milliseconds=1)
 LATEST = datetime.max.replace(tzinfo=UTC)
@@ -43,13 +44,11 @@ PARAMETERS = [
         description="Only runs in one of these statuses, separated by commas.",
     ),
     OpenApiParameter(
-        "agent",
-        {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS},
-        description="Only runs with this agent, `name`, or with this version of it, `name@3`.",
+        "agent", NAME, description="Only runs with this agent, `name`, or with this version of it, `name@3`."
     ),
     OpenApiParameter(
         "model",
-        {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS},
+        NAME,
         description="Only runs whose `resolvedModel` this is, or whose `requestedModel`, until they first execute.",
     ),
     OpenApiParameter(
@@ -62,15 +61,10 @@ PARAMETERS = [
     OpenApiParameter("createdBefore", OpenApiTypes.DATETIME, description="Only runs that were created earlier."),
     OpenApiParameter(
         METADATA,
-        {
-            "type": "object",
+        METADATA_SCHEMA
+        | {
             "propertyNames": {"pattern": rf"^{METADATA}\.{METADATA_KEY.pattern}$"},
-            "additionalProperties": {
-                "type": "string",
-                "maxLength": METADATA_VALUE_MAX_CHARS,
-                "pattern": r"^[^\u0000]*$",
-            },
-            "maxProperties": METADATA_PAIRS_MAX,
+            "additionalProperties": METADATA_SCHEMA["additionalProperties"] | {"pattern": r"^[^\u0000]*$"},
         },
         style="form",
         explode=True,

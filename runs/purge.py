@@ -15,20 +15,8 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
 from config.queue import jobs
-from runs.models import (
-    FINAL_RUN_STATUSES,
-    LIVE_RUN_STATUSES,
-    ClientRun,
-    Compaction,
-    CountedBeginning,
-    ModelAttempt,
-    Run,
-    RunEvent,
-    RunMetadata,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-)
+from runs import models
+from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, CountedBeginning, Run, RunEvent, ToolInvocation
 from runs.tools import builtin, files
 from runs.tools.base import BUILTIN
 
@@ -62,7 +50,8 @@ def _purge_batch(runs: QuerySet[Run]) -> int:
         return 0
     with transaction.atomic():
         taken = batches.take_batch(Run.objects.filter(pk__in=batch).order_by("pk"), to_delete=True)
-        for model in (ClientRun, RunEvent, RunMetadata, Waitpoint, ToolInvocation, ModelAttempt, Compaction, Turn):
+        first = (models.ClientRun, RunEvent, models.RunMetadata, models.Waitpoint, ToolInvocation)
+        for model in (*first, models.ModelAttempt, models.Compaction, models.Turn):
             batches.delete_rows(model, "run_id", taken)
         batches.delete_rows(Run, "id", taken)
     return len(taken)

@@ -38,8 +38,9 @@ INPUT_LISTED_BYTES = 8 * 1024
 REASONING_SHOWN_CHARS = 8 * 1024
 # The fields in which providers give reasoning: a text, or a list of items with such fields.
 REASONING_FIELDS = ("thinking", "summary", "text", "value")
+NAME: dict[str, Any] = {"min_length": 1, "max_length": 100, **OPTIONAL}
 METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
-METADATA_SCHEMA = {
+METADATA_SCHEMA: dict[str, Any] = {
     "type": "object",
     "propertyNames": {"pattern": f"^{METADATA_KEY.pattern}$"},
     "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
@@ -212,17 +213,9 @@ class RunInput(CamelSerializer):
         help_text="Completed attachments, each used once.",
     )
     agent = StrictCharField(
-        min_length=1,
-        max_length=100,
-        **OPTIONAL,
-        help_text="An agent, `name`, or a version of it, `name@3`. It gives what the other fields leave out.",
+        **NAME, help_text="An agent, `name`, or a version of it, `name@3`. It gives what the other fields leave out."
     )
-    model = StrictCharField(
-        min_length=1,
-        max_length=100,
-        **OPTIONAL,
-        help_text="The name of a model; the agent's or else the default one if left out.",
-    )
+    model = StrictCharField(**NAME, help_text="The name of a model; the agent's or else the default one if left out.")
     tools = BoundedListField(
         child=StrictCharField(min_length=1, max_length=64),
         **OPTIONAL,
