@@ -207,7 +207,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ),
     "runs/catalogue/imports.py: import_mcp": around(partial(re.sub, r"[^A-Za-z0-9_-]+", "_"), ANSWER, "a", " ", "a "),
     "runs/privacy.py: _hide_in_log": OUR_TEXT,
-    "runs/pages.py: read_page": OUR_TEXT,
     "runs/tools/base.py: _SURROGATE": around(base.clean_text, ANSWER, "\ud800", "a"),
     "runs/tools/base.py: is_address": around(base.is_address, ANSWER, "a", before="http://"),
     "runs/tools/base.py: parse_headers": [
