@@ -24,7 +24,6 @@ from runs.models import Awaiting, InvocationStatus, Waitpoint, WaitpointKind, Wa
 from runs.tools.base import shown_result
 from runs.tools.schema import check_answer, one_check_of
 
-# The most tools in a run's `clientTools`.
 CLIENT_TOOLS_MAX = 32
 CLIENT_TOOL_NAME = "Use 1 to 64 letters, digits, _ and -."
 CLIENT_TOOL_DESCRIPTION_MAX_CHARS = 2000

@@ -30,7 +30,6 @@ from runs.models import (
     WaitpointKind,
 )
 
-# Characters of a run's `instructions`.
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
 # In a list of runs: the most bytes of the input of a call that waits for an approval.

@@ -35,7 +35,6 @@ STREAM_AUTH_SECONDS = 10
 STREAM_CHECK_SECONDS = 2
 # The same interval while Redis sends no wake-ups.
 STREAM_POLL_SECONDS = 0.2
-# Database threads that read events.
 STREAM_DB_THREADS = 2
 
 logger = logging.getLogger(__name__)

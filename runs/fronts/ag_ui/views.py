@@ -208,10 +208,9 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses={200: None})
     def info(self, request: Request) -> Response:
-        rows = [version.agent for version in catalogue.read().agents.values()]
         shown = {DEFAULT: "The service's own model and tools, without an agent."}
-        for row in rows:
-            shown.setdefault(row.name, row.description or row.display_name)
+        for agent in (version.agent for version in catalogue.read().agents.values()):
+            shown.setdefault(agent.name, agent.description or agent.display_name)
         agents = {
             name: {"name": name, "description": text, "className": "HttpAgent", "capabilities": CAPABILITIES}
             for name, text in shown.items()

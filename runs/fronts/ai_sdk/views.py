@@ -215,8 +215,8 @@ class AiSdkViewSet(FrontViewSet):
         if sent.regenerates != before.assistant_message_id:
             row = starts.find(chat, starts.key_of("regenerate", before.pk))
             before = row.run if row else before
-            works = before.status in LIVE_RUN_STATUSES and not starts.waits_for_caller(chat)
-            if works and "on_active_run" not in options and Run.objects.filter(replaced_by=before).exists():
+            works = before.status in LIVE_RUN_STATUSES and "on_active_run" not in options
+            if works and not starts.waits_for_caller(chat) and Run.objects.filter(replaced_by=before).exists():
                 return before
         key = starts.key_of("regenerate", before.pk)
         return self.start(chat, key, options | {"replaces": before.pk}, given=sent.run).run
