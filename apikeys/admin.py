@@ -7,7 +7,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import Q
 from django.http import HttpRequest
-from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminTextInputWidget
 
 from apikeys import keys
 from apikeys.models import CREDITS, SESSION_TOKENS, ApiKey, ServerKey
@@ -18,7 +17,6 @@ from config.staff.base import ReadOnly, user_column
 class ScopesForm(ActionForm):
     scopes = forms.MultipleChoiceField(
         required=False,
-        widget=UnfoldAdminCheckboxSelectMultipleWidget,
         help_text="Scopes without a tick are removed permanently. A key without scopes can only describe itself.",
     )
 
@@ -55,8 +53,14 @@ REVOKE = Action(
 )
 
 
+class KeyAdmin(ReadOnly, WithActions):
+    def find(self, word: str) -> Q:
+        is_key = word.startswith((keys.MARK, keys.SERVER_MARK))
+        return Q(prefix=word[: keys.PREFIX_LENGTH]) if is_key else super().find(word)
+
+
 @admin.register(ApiKey)
-class ApiKeyAdmin(ReadOnly, WithActions):
+class ApiKeyAdmin(KeyAdmin):
     empty_text = "Users create keys with the API."
     list_display = ("id", "prefix", "name", user_column(), "created_at", "last_used_at", "expires_at", "revoked_at")
     list_select_related = ("user",)
@@ -78,12 +82,9 @@ class ApiKeyAdmin(ReadOnly, WithActions):
         ),
     )
 
-    def find(self, word: str) -> Q:
-        return Q(prefix=word[: keys.PREFIX_LENGTH]) if word.startswith(keys.MARK) else super().find(word)
-
 
 class ServerKeyForm(ActionForm):
-    name = forms.CharField(max_length=100, widget=UnfoldAdminTextInputWidget, help_text="The backend that has the key.")
+    name = forms.CharField(max_length=100, help_text="The backend that has the key.")
     scopes = forms.MultipleChoiceField(
         choices=[
             (SESSION_TOKENS, "Make session tokens for any user except staff"),
@@ -102,7 +103,7 @@ def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> 
 
 
 @admin.register(ServerKey)
-class ServerKeyAdmin(ReadOnly, WithActions):
+class ServerKeyAdmin(KeyAdmin):
     list_display = ("id", "prefix", "name", scopes_of, "created_at", "last_used_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters"
     # Never the digest.
@@ -125,6 +126,3 @@ class ServerKeyAdmin(ReadOnly, WithActions):
             "until they expire.",
         ),
     )
-
-    def find(self, word: str) -> Q:
-        return Q(prefix=word[: keys.PREFIX_LENGTH]) if word.startswith(keys.SERVER_MARK) else super().find(word)

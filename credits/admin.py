@@ -16,7 +16,6 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
 from unfold.views import ChangeList
-from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import clock, money
 from config.staff.actions import Action, ActionForm, Did, WithActions
@@ -32,7 +31,7 @@ class MoneyForm(ActionForm):
     amount = CreditsField(minimum=1, label="Credits")
     reason = forms.CharField(
         max_length=REASON_MAX_CHARS,
-        widget=UnfoldAdminTextareaWidget(attrs={"rows": 3}),
+        widget=forms.Textarea(attrs={"rows": 3}),
         help_text="Stored permanently with the entry; the user can read it.",
     )
 
@@ -59,12 +58,11 @@ class AdjustForm(MoneyForm):
 
 
 class GrantForm(MoneyForm):
-    user = forms.CharField(max_length=254, widget=UnfoldAdminTextInputWidget, help_text="Name, e-mail address or id")
+    user = forms.CharField(max_length=254, help_text="Name, e-mail address or id")
     days = forms.IntegerField(
         required=False,
         min_value=1,
         max_value=GRANT_DAYS_MAX,
-        widget=UnfoldAdminIntegerFieldWidget,
         label="Expire after days",
         help_text="The unspent part of the grant is then removed. Empty: never.",
     )

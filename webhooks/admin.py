@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from unfold.admin import TabularInline
 from unfold.decorators import display
-from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
+from unfold.widgets import UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
 from config.staff.actions import Action, ActionForm, Did, WithActions
@@ -35,7 +35,7 @@ def done(text: str, change: Callable[[Any], object]) -> Callable[..., Did]:
 
 
 class InstallationForm(ActionForm):
-    url = forms.CharField(label="URL", max_length=services.URL_MAX_CHARS, widget=UnfoldAdminTextInputWidget)
+    url = forms.CharField(label="URL", max_length=services.URL_MAX_CHARS)
     rotate = forms.BooleanField(
         label="New secret",
         required=False,

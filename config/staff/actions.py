@@ -23,12 +23,13 @@ from unfold.enums import ActionVariant
 
 from config.kernel.errors import DomainError
 from config.staff.base import StaffAdmin
+from config.staff.forms import StaffForm
 
 # The most rows of one request.
 OBJECTS_MAX = 100
 
 
-class ActionForm(forms.Form):
+class ActionForm(StaffForm, forms.Form):
     """The form of an action. ``target`` is the row that the action changes, or None."""
 
     # A new value on each confirmation page, so that a page submitted twice takes effect once.

@@ -1,24 +1,40 @@
-"""Form fields of the admin."""
+"""Forms and form fields of the admin."""
 
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from unfold.widgets import (
-    UnfoldAdminPasswordWidget,
-    UnfoldAdminTextareaWidget,
-    UnfoldAdminTextInputWidget,
-    UnfoldBooleanSwitchWidget,
-)
+from unfold import widgets
 
 from config.kernel import money
 from config.kernel.jsontext import MalformedJSON, parse_object, same_json, to_text
 
+WIDGETS: dict[type[forms.Widget], type[forms.Widget]] = {
+    forms.CheckboxInput: widgets.UnfoldBooleanSwitchWidget,
+    forms.NumberInput: widgets.UnfoldAdminIntegerFieldWidget,
+    forms.PasswordInput: widgets.UnfoldAdminPasswordWidget,
+    forms.Select: widgets.UnfoldAdminSelectWidget,
+    forms.SelectMultiple: widgets.UnfoldAdminCheckboxSelectMultipleWidget,
+    forms.Textarea: widgets.UnfoldAdminTextareaWidget,
+    forms.TextInput: widgets.UnfoldAdminTextInputWidget,
+}
+
+
+class StaffForm(forms.BaseForm):
+    """Its own fields get Unfold's widgets. Those of a model get them from the admin."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for field in self.fields.values():
+            if (widget := WIDGETS.get(type(field.widget))) is not None:
+                field.widget = widget(field.widget.attrs)
+                field.widget.is_required = field.required
+                if isinstance(field, forms.ChoiceField):
+                    field.choices = field.choices  # of the new widget too
+
 
 class CreditsField(forms.CharField):
     """An amount shown in credits and cleaned to micro-credits. ``minimum`` is in micro-credits."""
-
-    widget = UnfoldAdminTextInputWidget
 
     def __init__(self, *, minimum: int | None = 0, **options: Any) -> None:
         self.minimum = minimum
@@ -42,8 +58,6 @@ class CreditsField(forms.CharField):
 
 class ObjectField(forms.JSONField):
     """A JSON object that passes the API's strict reader (``jsontext.parse_object``); nothing means an empty one."""
-
-    widget = UnfoldAdminTextareaWidget
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"required": False, "initial": dict, **options})
@@ -86,17 +100,12 @@ class LinesField(forms.CharField):
 class SecretField(forms.CharField):
     """A new secret. No page shows the stored one, which an empty field keeps."""
 
-    widget = UnfoldAdminPasswordWidget
+    widget = forms.PasswordInput
 
     def __init__(self, **options: Any) -> None:
         super().__init__(required=False, **options)
 
-    def clean(self, value: Any) -> str:
-        return str(super().clean(value)).strip()
-
 
 class ForgetField(forms.BooleanField):
-    widget = UnfoldBooleanSwitchWidget
-
     def __init__(self, what: str) -> None:
         super().__init__(required=False, label=f"Delete the stored {what}")

@@ -18,18 +18,12 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from unfold.decorators import action
-from unfold.widgets import (
-    UnfoldAdminCheckboxSelectMultipleWidget,
-    UnfoldAdminSelectWidget,
-    UnfoldAdminTextareaWidget,
-    UnfoldBooleanSwitchWidget,
-)
 
 from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.kernel.jsontext import to_text
 from config.staff.base import amount, span
-from config.staff.forms import CreditsField, LinesField, ObjectField
+from config.staff.forms import CreditsField, LinesField, ObjectField, StaffForm
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
@@ -43,25 +37,20 @@ RUN_DAYS, RUNS_MAX = 30, 2000
 COMPARED_LINES_MAX = 2000
 
 
-class AgentForm(forms.ModelForm):
+class AgentForm(StaffForm, forms.ModelForm):
     """The agent and the content of its current version."""
 
     instructions = LinesField(
         required=False,
-        widget=UnfoldAdminTextareaWidget(attrs={"rows": 16}),
+        widget=forms.Textarea(attrs={"rows": 16}),
         help_text="The system prompt. Those of a run are added after them. A change of this or of what follows makes "
         "a new version; runs that have started keep theirs.",
     )
-    model = forms.TypedChoiceField(required=False, empty_value=None, widget=UnfoldAdminSelectWidget)
+    model = forms.TypedChoiceField(required=False, empty_value=None)
     all_tools = forms.BooleanField(
-        required=False,
-        initial=True,
-        widget=UnfoldBooleanSwitchWidget,
-        help_text="All tools of the catalogue, also those that are added later.",
+        required=False, initial=True, help_text="All tools of the catalogue, also those that are added later."
     )
-    tools = forms.MultipleChoiceField(
-        required=False, widget=UnfoldAdminCheckboxSelectMultipleWidget, help_text="If *All tools* is off: only these."
-    )
+    tools = forms.MultipleChoiceField(required=False, help_text="If *All tools* is off: only these.")
     parameters = ObjectField(help_text=f"Instead of the model's: JSON with any of {', '.join(CHECKS)}.")
     credit_approval_threshold = CreditsField(
         required=False,
@@ -80,7 +69,6 @@ class AgentForm(forms.ModelForm):
         empty_value=OnCreditsExhausted.FAIL.value,
         choices=OnCreditsExhausted.choices,
         initial=OnCreditsExhausted.FAIL,
-        widget=UnfoldAdminSelectWidget,
         label="When credits run out",
         help_text="What a run does if its credits or its budget are too low for its next step. A request may choose "
         "otherwise.",

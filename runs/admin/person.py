@@ -18,7 +18,6 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
-from unfold.widgets import UnfoldAdminTextInputWidget
 
 from apikeys.models import ApiKey
 from config.kernel import money
@@ -65,9 +64,7 @@ def download(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
 
 
 class EraseForm(ActionForm):
-    reason = forms.CharField(
-        max_length=200, widget=UnfoldAdminTextInputWidget, help_text="Stored in the log. It must not name the person."
-    )
+    reason = forms.CharField(max_length=200, help_text="Stored in the log. It must not name the person.")
 
 
 def erase_person(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:

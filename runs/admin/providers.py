@@ -10,11 +10,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
 from unfold.decorators import action, display
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
-from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField
+from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
@@ -27,7 +26,7 @@ from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
 
 
-class ProviderForm(forms.ModelForm):
+class ProviderForm(StaffForm, forms.ModelForm):
     """Staff can set the key and the headers but never see them. The stored values are not read: it may be that no key
     decrypts them.
     """
@@ -35,13 +34,10 @@ class ProviderForm(forms.ModelForm):
     preset = forms.ChoiceField(
         required=False,
         choices=[("", "Another service"), *((name, preset.label) for name, preset in PRESETS.items())],
-        widget=UnfoldAdminSelectWidget,
         help_text="Fills in the kind and the address, where they are left empty.",
     )
     kind = forms.ChoiceField(
-        required=False,
-        choices=[("", "The preset's kind"), *((name, kind.label) for name, kind in KINDS.items())],
-        widget=UnfoldAdminSelectWidget,
+        required=False, choices=[("", "The preset's kind"), *((name, kind.label) for name, kind in KINDS.items())]
     )
     new_api_key = SecretField(
         label="New API key", max_length=rules.API_KEY_MAX_CHARS, help_text="Empty keeps the stored key."
@@ -129,7 +125,7 @@ class ProviderAdmin(CatalogueAdmin):
         return ("missing", f"missing: {variable}".rstrip(": ")) if server.needs_key else ("not needed", "not needed")
 
 
-class AgentModelForm(forms.ModelForm):
+class AgentModelForm(StaffForm, forms.ModelForm):
     price_in = CreditsField(label="Price of 1,000 tokens in", help_text="Credits")
     price_out = CreditsField(label="Price of 1,000 tokens out", help_text="Credits")
     price_cached_in = CreditsField(
@@ -150,7 +146,6 @@ class AgentModelForm(forms.ModelForm):
     fallbacks = forms.CharField(
         required=False,
         max_length=2000,
-        widget=UnfoldAdminTextInputWidget,
         help_text="Names of models that are asked, in this order, when this one fails; separated by commas.",
     )
 

@@ -13,21 +13,13 @@ from django.dispatch import receiver
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html
 from unfold.decorators import action
-from unfold.widgets import (
-    UnfoldAdminDecimalFieldWidget,
-    UnfoldAdminIntegerFieldWidget,
-    UnfoldAdminSelectWidget,
-    UnfoldAdminTextareaWidget,
-    UnfoldAdminTextInputWidget,
-    UnfoldBooleanSwitchWidget,
-)
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
-from config.staff.forms import CreditsField, ForgetField, LinesField, ObjectField, SecretField
+from config.staff.forms import CreditsField, ForgetField, LinesField, ObjectField, SecretField, StaffForm
 from runs import catalogue
 from runs.catalogue import file, rules
 from runs.catalogue.fields import fits
@@ -110,7 +102,7 @@ def forget_catalogue(sender: Any, **kwargs: Any) -> None:
     catalogue.forget()
 
 
-class ToolForm(forms.ModelForm):
+class ToolForm(StaffForm, forms.ModelForm):
     """Staff can set secret headers but never see them. The stored value is not read: it may be that no key
     decrypts it.
     """
@@ -119,7 +111,6 @@ class ToolForm(forms.ModelForm):
         label="Type",
         initial=HTTP,
         choices=[(name, kind.label) for name, kind in sorted(TYPES.items(), key=lambda one: one[0] != HTTP)],
-        widget=UnfoldAdminSelectWidget,
         help_text=f"Built in are {', '.join(builtin.TOOLS)}.",
     )
 
@@ -144,7 +135,6 @@ class ToolForm(forms.ModelForm):
         required=False,
         min_value=rules.TIMEOUT_MIN_SECONDS,
         max_value=rules.TIMEOUT_MAX_SECONDS,
-        widget=UnfoldAdminDecimalFieldWidget,
         label="Time limit",
         help_text="Seconds for a call. Empty: TOOL_TIMEOUT_SECONDS.",
     )
@@ -154,7 +144,6 @@ class ToolForm(forms.ModelForm):
         required=False,
         min_value=PARK_SECONDS[0],
         max_value=PARK_SECONDS[-1],
-        widget=UnfoldAdminIntegerFieldWidget,
         help_text="The tool may answer 202 and call back within this time. Empty: a 202 is a result.",
     )
 
@@ -214,33 +203,25 @@ def set_secrets(form: forms.ModelForm, names: Sequence[str], before: str, after:
             setattr(form.instance, name, None)
 
 
-class ImportForm(forms.Form):
-    url = forms.CharField(
-        label="Address",
-        max_length=2048,
-        widget=UnfoldAdminTextInputWidget,
-        help_text="The server's streamable-HTTP address.",
-    )
+class ImportForm(StaffForm, forms.Form):
+    url = forms.CharField(label="Address", max_length=2048, help_text="The server's streamable-HTTP address.")
     headers = SecretField(
         label="Secret headers",
         max_length=rules.HEADERS_MAX_CHARS,
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty: none, and known tools keep theirs.',
     )
-    names_begin_with = forms.CharField(
-        required=False, max_length=32, widget=UnfoldAdminTextInputWidget, help_text="For names that are taken here."
-    )
+    names_begin_with = forms.CharField(required=False, max_length=32, help_text="For names that are taken here.")
     price = CreditsField(initial="0", label="Price of a call", help_text="Credits, of new tools.")
     enabled = forms.BooleanField(
         required=False,
-        widget=UnfoldBooleanSwitchWidget,
         label="Enable new tools",
         help_text="At once every run can call them, except runs of agents with tools of their own.",
     )
 
 
-class TryForm(forms.Form):
+class TryForm(StaffForm, forms.Form):
     arguments = forms.CharField(
-        initial="{}", max_length=schema.TOOL_INPUT_MAX_CHARS, widget=UnfoldAdminTextareaWidget(attrs={"rows": 8})
+        initial="{}", max_length=schema.TOOL_INPUT_MAX_CHARS, widget=forms.Textarea(attrs={"rows": 8})
     )
 
 
