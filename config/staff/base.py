@@ -34,9 +34,7 @@ NOTHING = Q(pk__in=())
 class InfinitePaginator(paginator.InfinitePaginator):
     """Next and previous without a count of rows. Unfold's templates recognise the class by its name."""
 
-    @property
-    def num_pages(self) -> int:
-        return PAGES_MAX
+    num_pages = PAGES_MAX
 
 
 class ReadOnly:
@@ -45,11 +43,7 @@ class ReadOnly:
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
 
 class StaffAdmin(ModelAdmin):
@@ -201,8 +195,10 @@ def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> l
     ]
 
 
-def id_link(model: type[Model], key: str) -> str:
-    """A link to the row. Its text leaves out the middle of the id, which would fill the list."""
+def id_link(key: str) -> str:
+    """A link to the row, if the admin shows it. Its text leaves out the middle of the id, which would fill the list."""
+    if (model := model_of(key)) is None:
+        return key
     prefix, mark, rest = key.rpartition("_")
     return format_html('<a href="{}" title="{}">{}</a>', page_of(model, key), key, f"{prefix}{mark}…{rest[-6:]}")
 
@@ -214,18 +210,16 @@ def key_column(row: Model) -> str:
         '<button type="button" class="staff-copy material-symbols-outlined" data-copy="{}" aria-label="Copy {}">'
         "content_copy</button>"
     )
-    return id_link(type(row), row.pk) + format_html(button, row.pk, row.pk)
+    return id_link(row.pk) + format_html(button, row.pk, row.pk)
 
 
 def time_column(field: DateTimeField) -> Callable[[Any], str]:
     """A column of lists: how long ago the moment was, with the moment on hover."""
 
     @admin.display(description=field.verbose_name)
-    def column(row: Any) -> str:
+    def column(row: Any) -> Any:
         moment = getattr(row, field.name)
-        if moment is None:
-            return "–"
-        return format_html('<time title="{} UTC">{}</time>', f"{moment:%Y-%m-%d %H:%M:%S}", ago(moment))
+        return moment and format_html('<time title="{} UTC">{}</time>', f"{moment:%Y-%m-%d %H:%M:%S}", ago(moment))
 
     return column
 
@@ -255,14 +249,11 @@ def user_link(user: Any) -> str:
 
 
 def link_column(name: str, description: str) -> Callable[[Any], str]:
-    """A column of lists: the id in the field ``name`` as a link to its row, whose app need not be known here."""
+    """A column of lists: the id in the field ``name`` as a link to its row."""
 
     @admin.display(description=description)
     def column(row: Any) -> str:
-        key = getattr(row, name) or ""
-        if (model := model_of(key)) is None:
-            return key or "–"
-        return id_link(model, key)
+        return id_link(getattr(row, name) or "") or "–"
 
     return column
 
