@@ -4,16 +4,13 @@ In production, environment variables set the secrets. ``manage.py check --deploy
 cryptography, which takes 7 MiB, is imported only to generate one.
 """
 
+import contextlib
 import os
 import secrets
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-
-def random_text() -> str:
-    return secrets.token_urlsafe(64)
 
 
 def fernet_key() -> str:
@@ -30,27 +27,19 @@ def signing_key() -> str:
     return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
-def secret_from_file(path: Path, generate: Callable[[], str] = random_text) -> str:
+def secret_from_file(path: Path, generate: Callable[[], str] = lambda: secrets.token_urlsafe(64)) -> str:
     """The content of the file. The first call creates the file. Concurrent processes all get the same secret. Ends the
     process if the file cannot be created or read.
     """
     try:
-        return _secret_from_file(path, generate)
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # it has mode 0600
+                file.write(generate())
+                file.flush()
+                # Unlike rename, link does not replace a file: one process creates it, and the others read it.
+                with contextlib.suppress(FileExistsError):
+                    os.link(file.name, path)
+        return path.read_text().strip()
     except OSError as error:
         sys.exit(f"Set VAR_DIR to a directory that this process can read and write: {error}")
-
-
-def _secret_from_file(path: Path, generate: Callable[[], str]) -> str:
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)  # mkstemp sets mode 0600
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(generate())
-            # Unlike rename, link does not replace a file: one process creates it, and the others read it.
-            os.link(name, path)
-        except FileExistsError:
-            pass
-        finally:
-            os.unlink(name)
-    return path.read_text().strip()
