@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.models import Count, Max, Min, Prefetch
 from django.utils.html import format_html
@@ -63,19 +63,8 @@ class Step:
         return format_html("{} held", amount(held)) if held > 0 else spending(self.charges)
 
 
-class Timeline(NamedTuple):
-    """``charges``: (row, its amount, what it says). ``more``: the kinds of rows of which there are over ROWS_MAX."""
-
-    steps: list[Step]
-    entries: list[LedgerEntry]
-    charges: list[tuple[LedgerEntry, str, str]]
-    deliveries: list[Delivery]
-    events: list[Any]
-    facts: list[tuple[str, str]]
-    more: list[str]
-
-
-def build(run: Run) -> Timeline:
+def build(run: Run) -> dict[str, Any]:
+    """For the template. ``more``: the kinds of rows of which there are over ROWS_MAX."""
     more: list[str] = []
 
     def capped(what: str, rows: Any, *order: str) -> list[Any]:
@@ -106,11 +95,12 @@ def build(run: Run) -> Timeline:
     _charge(run, steps, entries)
     steps.sort(key=lambda step: (step.started, step.kind != "state"))
     _draw(run, steps)
-    return Timeline(steps, entries, _charges(entries), deliveries, list(events.order_by("first", "type")), facts, more)
+    found = {"steps": steps, "charges": _charges(entries), "deliveries": deliveries, "facts": facts, "more": more}
+    return found | {"events": events.order_by("first", "type")}
 
 
 def _charges(entries: list[LedgerEntry]) -> list[tuple[LedgerEntry, str, str]]:
-    """Without the holds and releases that are part of a charge."""
+    """(row, its amount, what it says), without the holds and releases that are part of a charge."""
     settled = {entry.against_id for entry in entries if entry.against_id}
     charged = {entry.against_id for entry in entries if entry.is_charge}
     return [
@@ -257,5 +247,4 @@ def _held(entry: LedgerEntry) -> int:
 
 def reasons(run: Run) -> list[Any]:
     """Why the run failed, the cause last; without codes that this version does not know."""
-    codes = [code for code in RunError if code == run.error_code]
-    return codes + [reason for reason in FailureReason if reason == run.failure_reason]
+    return [code for code in (*RunError, *FailureReason) if code in (run.error_code, run.failure_reason)]

@@ -105,14 +105,14 @@ def test_a_run_shows_its_timeline_on_one_page(boss, user, run):
 
 
 def test_charges_are_shown_at_the_step_that_caused_them(run):
-    shown = timeline.build(run)
-    kinds = {(step.kind, step.title): step for step in shown.steps}
+    steps = timeline.build(run)["steps"]
+    kinds = {(step.kind, step.title): step for step in steps}
     call = kinds["call", "calculate"]
     assert [entry.type for entry in call.charges] == ["HOLD", "CAPTURE", "RELEASE"]
     assert call.cost == "1.25"
     assert kinds["turn", "Turn 1"].cost == "0.5"
-    assert all(0 <= step.left <= 100 and step.left + step.width <= 100.01 for step in shown.steps)
-    assert [step.started for step in shown.steps] == sorted(step.started for step in shown.steps)
+    assert all(0 <= step.left <= 100 and step.left + step.width <= 100.01 for step in steps)
+    assert [step.started for step in steps] == sorted(step.started for step in steps)
 
 
 def test_the_timeline_shows_cached_tokens_and_compactions_and_their_charges(sign_in, user, run):
@@ -125,7 +125,7 @@ def test_the_timeline_shows_cached_tokens_and_compactions_and_their_charges(sign
     )  # fmt: skip
     hold = ledger.hold(user.pk, 9, cause="c1", run_id=run.pk, chat_id=run.chat_id, price={"turn": "c1"})
     ledger.settle(hold, 9, price={})
-    steps = {step.title: step for step in timeline.build(run).steps}
+    steps = {step.title: step for step in timeline.build(run)["steps"]}
     assert "1,200 tokens in (800 of them cached), 34 out" in steps["Turn 2"].detail
     assert "about 9,000 tokens to 4,000; demo, 5,000 tokens in, 70 out" in steps["Compaction 1"].detail
     assert steps["Compaction 1"].cost == "0.000009"
@@ -159,9 +159,9 @@ def test_a_run_names_what_it_is_about_and_what_was_refunded(boss, sign_in, user)
             f'href="{link}"'
             not in sign_in(permissions=("runs.view_run",)).get(address(Run, "change", run.pk)).content.decode()
         )
-    costs = {step.title: step.cost for step in timeline.build(run).steps}
+    costs = {step.title: step.cost for step in timeline.build(run)["steps"]}
     assert (costs["calculate"], costs["Turn 1"]) == ("1.25, refunded 1.25", "0.5, refunded 0.000001")
-    spent = dict(timeline.build(run).facts)["Credits spent"]
+    spent = dict(timeline.build(run)["facts"])["Credits spent"]
     assert spent == '1.75, refunded <span title="1.250001 credits">1.25</span>'
 
 
@@ -224,7 +224,7 @@ def test_charges_and_deliveries_of_a_run_need_their_permissions(sign_in, boss, r
 def test_pruned_and_live_runs_have_a_timeline(boss, user):
     over = make_run(user, status="failed", error_code="WORKER_LOST")
     RunEvent.objects.all().delete()
-    states = [step.title for step in timeline.build(over).steps if step.kind == "state"]
+    states = [step.title for step in timeline.build(over)["steps"] if step.kind == "state"]
     assert states == ["queued", "running", "failed"]
     live = make_run(user, status="running", finished_at=None)
     assert "so far" in boss.get(address(Run, "change", live.pk)).content.decode()
@@ -242,8 +242,8 @@ def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypa
     assert queries(short) == queries(long) <= 20
     monkeypatch.setattr(timeline, "ROWS_MAX", 5)
     shown = timeline.build(long)
-    assert len(shown.entries) == 5
-    assert shown.more == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
+    assert len(shown["deliveries"]) == 5
+    assert shown["more"] == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
 
 
 @pytest.mark.parametrize("model", HISTORY)
@@ -389,7 +389,7 @@ def test_holds_and_partial_charges_of_turns_are_shown(boss, user):
     )  # fmt: skip
     ledger.settle(hold(2, 3), 0)
     hold(2, 4)
-    steps = [(step.title, step.detail, step.cost) for step in timeline.build(run).steps if step.charges]
+    steps = [(step.title, step.detail, step.cost) for step in timeline.build(run)["steps"] if step.charges]
     assert sorted(steps) == [
         ("Turn 1", "demo, 1,200 tokens in, 34 out", "0.5"),
         ("Turn 2", "demo, at most 1,234 tokens in, 4,096 out", "6 held"),

@@ -189,7 +189,7 @@ def test_after_an_outage_of_all_models_a_later_run_summarises(
         (1, "demo", "demo"), (2, "demo", "second"), (3, "second", "second"), (4, "second", "")
     ]  # fmt: skip
     assert run["usage"]["modelRetries"] == ModelAttempt.objects.filter(compaction=0).count()
-    steps = timeline.build(Run.objects.get(pk=run["id"])).steps
+    steps = timeline.build(Run.objects.get(pk=run["id"]))["steps"]
     titles = [step.title for step in steps if step.kind == "attempt" and "Compaction" in step.title]
     assert titles == [f"Compaction 1, attempt {number} failed" for number in (1, 2, 3, 4)]
     provider.summary = None
