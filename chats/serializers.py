@@ -30,16 +30,6 @@ class ChatSerializer(CamelSerializer):
     updated_at = TimestampField()
 
 
-class ClientIdField(StrictCharField):
-    pattern = f"^{CLIENT_ID.pattern}$"
-
-    def to_internal_value(self, data: Any) -> str:
-        text = super().to_internal_value(data)
-        if not CLIENT_ID.fullmatch(text):
-            raise serializers.ValidationError(CLIENT_ID_PROBLEM)
-        return text
-
-
 class ChatInput(CamelSerializer):
     title = StrictCharField(
         min_length=1,
@@ -48,10 +38,11 @@ class ChatInput(CamelSerializer):
         allow_null=True,
         help_text="1 to 200 characters. Without a title, the chat is named after its first message.",
     )
-    client_id = ClientIdField(
+    client_id = StrictCharField(
         required=False,
         allow_null=True,
         trim_whitespace=False,
+        validators=[RegexValidator(rf"\A{CLIENT_ID.pattern}\Z", CLIENT_ID_PROBLEM)],
         help_text="The caller's own name of the chat, 1 to 128 printable ASCII characters. If the caller has a chat "
         "with this name, it is the answer, unchanged.",
     )

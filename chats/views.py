@@ -165,11 +165,9 @@ class AttachmentViewSet(ServiceViewSet):
         # The stored answer has the upload's time: a complete attachment has none any more.
         return dumps(answer | {"upload": self.announced(attachment)["upload"] | answer["upload"]})
 
-    @extend_schema(
-        description="Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent.",
-        request=None,
-    )
+    @extend_schema(request=None)
     def complete(self, request: Request, attachmentId: str) -> Response:
+        """Checks the uploaded file's size, digest and type, and makes the attachment ready. Idempotent."""
         attachment = self.get_object()
         self.read(NoInput)
         return self.show(attachments.complete_attachment(attachment))
@@ -185,7 +183,6 @@ class AttachmentContentViewSet(ServiceViewSet):
         return attachments.attachments_of(user)
 
     @extend_schema(
-        description="The file, as a download with its own content type; a single byte range of it if one is asked for.",
         parameters=[
             OpenApiParameter("Range", str, OpenApiParameter.HEADER, description="As `bytes=0-1023`."),
             OpenApiParameter("If-Range", str, OpenApiParameter.HEADER, description="An ETag."),
@@ -198,4 +195,5 @@ class AttachmentContentViewSet(ServiceViewSet):
         },
     )
     def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
+        """The file, as a download with its own content type; a single byte range of it if one is asked for."""
         return transfers.serve(self.get_object(), request)
