@@ -88,7 +88,7 @@ site: $(VENV)/.installed-dev ## Build the documentation as a site, which the ser
 	@$(MKDOCS)
 
 docs: $(VENV)/.installed-dev ## Generate docs/settings.md
-	@VAR_DIR=$(CHECK_VAR) $(PY) manage.py document_settings
+	@VAR_DIR=$(CHECK_VAR) $(PY) -m tests.documentation.settings_page
 
 format: $(VENV)/.installed-dev ## Format the code
 	@$(VENV)/bin/ruff check --quiet --fix-only .

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 from django.conf import settings
-from django.core.management.base import CommandError
 
-from config.management.commands import document_settings
+from tests.documentation import settings_page
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = {"auth": 0, "contenttypes": 0, "api": 1, "webhooks": 2, "apikeys": 3, "credits": 3, "chats": 3, "runs": 4}
@@ -54,8 +53,8 @@ def imports_from(node: ast.AST, package: str) -> bool:
 
 
 def test_the_page_of_settings_is_generated_from_their_declarations() -> None:
-    written = (ROOT / "docs" / "settings.md").read_text()
-    assert written == document_settings.page(document_settings.SOURCE.read_text()), "run make docs"
+    written = settings_page.PAGE.read_text()
+    assert written == settings_page.page(settings_page.SOURCE.read_text()), "run make docs"
     assert set(settings.ENV.known) == set(re.findall(r"^\| `(\w+)` \|", written, re.MULTILINE))
 
 
@@ -67,8 +66,8 @@ def test_the_page_of_settings_is_generated_from_their_declarations() -> None:
     ],
 )
 def test_a_setting_without_a_clear_description_is_refused(source: str, refused: str) -> None:
-    with pytest.raises(CommandError, match=refused):
-        document_settings.page(f"# --- core ---\n{source}\n")
+    with pytest.raises(ValueError, match=refused):
+        settings_page.page(f"# --- core ---\n{source}\n")
 
 
 # Only the settings, the URLs and config/local may name apps. config/local prints first calls to make.

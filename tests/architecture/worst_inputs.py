@@ -125,9 +125,6 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "chats/media.py: SIGNATURES": [lambda: media.inspect([b"%PDF" * KIB], "application/pdf")],
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,
-    "config/management/commands/document_settings.py: DESCRIBED": OUR_TEXT,
-    "config/management/commands/document_settings.py: COMMENT": OUR_TEXT,
-    "config/management/commands/document_settings.py: SECTION": OUR_TEXT,
     "config/database/writes.py: _cast": OUR_TEXT,
     "config/api/negotiation.py: _MEDIA_TYPE": [
         work

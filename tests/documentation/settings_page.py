@@ -1,13 +1,13 @@
-"""Writes docs/settings.md: each variable of config/settings.py with its limits and the ``#:`` comment above it."""
+"""``python -m tests.documentation.settings_page`` writes docs/settings.md: each variable of config/settings.py with its
+limits and the ``#:`` comment above it. ``tests/architecture/test_rules.py`` compares the file with the settings.
+"""
 
 import re
-from pathlib import Path
-from typing import Any
 
-from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from config import settings
 
-SOURCE = Path(settings.BASE_DIR) / "config" / "settings.py"
+SOURCE = settings.BASE_DIR / "config" / "settings.py"
+PAGE = settings.BASE_DIR / "docs" / "settings.md"
 INTRODUCTION = """# Settings
 
 All settings are environment variables. On a local machine, you need to set none of them.
@@ -30,18 +30,11 @@ COMMENT = re.compile(r"#: (.+)")
 DESCRIBED = re.compile(r"((?:^ *#: .+\n)+).*\bENV\.\w+\(\s*\"(\w+)\"", re.MULTILINE)
 
 
-class Command(BaseCommand):
-    help = "Write docs/settings.md. A test compares the file with the settings."
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        Path(settings.BASE_DIR, "docs", "settings.md").write_text(page(SOURCE.read_text()))
-
-
 def page(source: str) -> str:
     found = {"Most deployments set": dict.fromkeys(COMMON, "")} | rows(source)
     every = {name: row for variables in found.values() for name, row in variables.items()}
     if missing := sorted(settings.ENV.known.keys() - every.keys()):
-        raise CommandError(f"Describe in config/settings.py, by a #: comment above: {', '.join(missing)}")
+        raise ValueError(f"Describe in config/settings.py, by a #: comment above: {', '.join(missing)}")
     parts = [INTRODUCTION]
     for title, variables in found.items():
         shown = [name for name in variables if name not in COMMON or not variables[name]]
@@ -59,7 +52,7 @@ def rows(source: str) -> dict[str, dict[str, str]]:
         of_section = found.setdefault(title[0].upper() + title[1:], {})
         for comment, name in DESCRIBED.findall(section):
             if any(name in variables for variables in found.values()):
-                raise CommandError(f"config/settings.py describes {name} twice.")
+                raise ValueError(f"config/settings.py describes {name} twice.")
             default, values = settings.ENV.known[name]
             text = " ".join(COMMENT.findall(comment))
             if values == "comma-separated":
@@ -67,3 +60,7 @@ def rows(source: str) -> dict[str, dict[str, str]]:
             shown = f"`{default}`" if default and "(default: " not in text else ""
             of_section[name] = f"| `{name}` | {shown} | {values} | {text} |\n"
     return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(SOURCE.read_text()))
