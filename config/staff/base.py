@@ -61,7 +61,6 @@ class StaffAdmin(ModelAdmin):
     # If this is not empty, Django shows the search field.
     search_fields: ClassVar[Any] = ("pk",)
     list_fullwidth = True
-    list_filter_sheet = True
     list_disable_select_all = True
     # The text of a list without rows.
     empty_text: ClassVar[str] = ""
@@ -125,10 +124,7 @@ class StaffAdmin(ModelAdmin):
         return "\0" not in text if hasattr(self.opts.pk, "prefix") else is_number(text)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Model | None:
-        try:
-            return None if "\0" in object_id else super().get_object(request, object_id, from_field)
-        except OverflowError:  # a number that SQLite cannot hold
-            return None
+        return super().get_object(request, object_id, from_field) if self.is_key(object_id) else None
 
     def row(self, request: HttpRequest, object_id: str) -> Any:
         row = self.get_object(request, unquote(object_id))

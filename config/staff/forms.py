@@ -98,7 +98,7 @@ class LinesField(forms.CharField):
 
 
 class SecretField(forms.CharField):
-    """A new secret. No page shows the stored one, which an empty field keeps."""
+    """A new secret. No page shows or reads the stored one, which perhaps no key decrypts. An empty field keeps it."""
 
     widget = forms.PasswordInput
 

@@ -4,7 +4,7 @@ Each number covers a bounded period. Its query reads a range of the primary key 
 an index, ends after ADMIN_PANEL_SECONDS on PostgreSQL, and its result is cached for ADMIN_DASHBOARD_SECONDS.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -20,7 +20,7 @@ from django.urls import reverse
 from config.api import metrics_page
 from config.database.batches import limit_statements
 from config.database.retry import is_unavailable
-from config.kernel import clock, money
+from config.kernel import clock
 from config.kernel.ids import first_id
 from config.queue.jobs import last_success
 from config.staff.base import page_of, span
@@ -28,7 +28,7 @@ from config.telemetry.metrics import SEPARATOR
 from credits.models import DayTotal
 from credits.usage import MODEL_KEY, display_names
 from runs.admin import reports
-from runs.admin.reports import PALETTE, chart
+from runs.admin.reports import chart
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, Run, RunStatus
 from webhooks.metrics import oldest_due
 from webhooks.models import Delivery, Endpoint
@@ -120,23 +120,16 @@ def runs_by_hour() -> dict[str, Any]:
 
 def credits_by_day() -> dict[str, Any]:
     """The charges of the last DAYS by UTC day and tool, as in the usage reports."""
-    first = reports.first_day(DAYS)
-    days = [first + timedelta(days=number) for number in range(DAYS)]
-    rows = DayTotal.objects.filter(day__gte=first).order_by().values_list("tool_key", "day")
-    totals: defaultdict[str, dict[date, int]] = defaultdict(dict)
+    rows = DayTotal.objects.filter(day__gte=reports.first_day(DAYS)).order_by().values_list("tool_key", "day")
+    totals: defaultdict[str, Counter[date]] = defaultdict(Counter)
     for tool, day, total in rows.annotate(total=Sum("amount")):
         totals[tool or MODEL_KEY][day] = total
-    largest = sorted(totals, key=lambda tool: -sum(totals[tool].values()))
+    largest = sorted(totals, key=lambda tool: -totals[tool].total())
     names = display_names(largest[:TOOLS_SHOWN])
-    shown = [(names[tool], [tool]) for tool in largest[:TOOLS_SHOWN]]
+    series = [(names[tool], totals[tool]) for tool in largest[:TOOLS_SHOWN]]
     if rest := largest[TOOLS_SHOWN:]:
-        shown.append(("Others", rest))
-    series = [
-        (label, colour, [sum(totals[tool].get(day, 0) for tool in tools) / money.MICRO for day in days])
-        for colour, (label, tools) in zip(PALETTE, shown, strict=False)
-    ]
-    spent = sum(sum(by_day.values()) for by_day in totals.values())
-    return chart([f"{day:%d %b}" for day in days], series, f"{money.rounded(spent)} credits")
+        series.append(("Others", sum((totals[tool] for tool in rest), Counter())))
+    return reports.chart_by_day(DAYS, series)
 
 
 def failure_codes() -> list[dict[str, Any]]:

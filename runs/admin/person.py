@@ -5,7 +5,6 @@ order, and shows no text of the user.
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from django import forms
@@ -20,13 +19,12 @@ from django.urls import reverse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from apikeys.models import ApiKey
-from config.kernel import money
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import amount, list_links, page_of, user_link
 from credits import statement
 from credits.models import CHARGES, Account, DayTotal, LedgerEntry
-from runs.admin.reports import CHART_OPTIONS, PALETTE, chart, first_day
+from runs.admin.reports import CHART_OPTIONS, chart_by_day, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
 from runs.privacy import NotErased, erase, export
@@ -214,10 +212,6 @@ def _latest(rows: QuerySet[Any], limit: int = ROWS_MAX) -> list[Any]:
 
 
 def _spend_by_day(user: Any) -> dict[str, Any]:
-    first = first_day(DAYS)
-    days = [first + timedelta(days=number) for number in range(DAYS)]
-    rows = DayTotal.objects.filter(account_id=user.pk, day__gte=first).order_by().values_list("day")
+    rows = DayTotal.objects.filter(account_id=user.pk, day__gte=first_day(DAYS)).order_by().values_list("day")
     spent = dict(rows.annotate(total=Sum("amount")))
-    amounts = [spent.get(day, 0) / money.MICRO for day in days]
-    total = f"{money.rounded(sum(spent.values()))} credits"
-    return chart([f"{day:%d %b}" for day in days], [("credits", PALETTE[0], amounts)] if spent else [], total)
+    return chart_by_day(DAYS, [("credits", spent)] if spent else [])

@@ -27,10 +27,6 @@ from runs.tools.base import is_address, parse_headers
 
 
 class ProviderForm(StaffForm, forms.ModelForm):
-    """Staff can set the key and the headers but never see them. The stored values are not read: it may be that no key
-    decrypts them.
-    """
-
     preset = forms.ChoiceField(
         required=False,
         choices=[("", "Another service"), *((name, preset.label) for name, preset in PRESETS.items())],

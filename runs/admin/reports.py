@@ -6,7 +6,7 @@ catalogue says now.
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
@@ -54,6 +54,17 @@ def chart(labels: list[str], series: list[tuple[str, str, list[Any]]], total: st
         for label, colour, data in series
     ]
     return {"data": json.dumps({"labels": labels, "datasets": datasets}), "total": total, "empty": not series}
+
+
+def chart_by_day(days: int, series: Sequence[tuple[str, Mapping[date, int]]]) -> dict[str, Any]:
+    """A chart of the micro-credits of the last days, by label and by day of UTC."""
+    shown = [first_day(days) + timedelta(days=number) for number in range(days)]
+    drawn = [
+        (label, colour, [spent.get(day, 0) / money.MICRO for day in shown])
+        for colour, (label, spent) in zip(PALETTE, series, strict=False)
+    ]
+    total = money.rounded(sum(sum(spent.values()) for _, spent in series))
+    return chart([f"{day:%d %b}" for day in shown], drawn, f"{total} credits")
 
 
 class Row(NamedTuple):

@@ -103,10 +103,6 @@ def forget_catalogue(sender: Any, **kwargs: Any) -> None:
 
 
 class ToolForm(StaffForm, forms.ModelForm):
-    """Staff can set secret headers but never see them. The stored value is not read: it may be that no key
-    decrypts it.
-    """
-
     node_type = forms.ChoiceField(
         label="Type",
         initial=HTTP,
