@@ -6,6 +6,7 @@ import pytest
 import redis
 from django.conf import settings as project
 from django.db import OperationalError, connection
+from django.test import Client
 
 from config import celery
 from config.kernel import clock
@@ -49,8 +50,8 @@ def test_probes_need_no_host_name_and_no_https(client, settings, path):
     assert answer["X-Request-Id"]
 
 
-def test_metrics_accept_only_get(client):
-    assert client.post("/metrics").status_code == 405
+def test_metrics_accept_only_get():
+    assert Client(enforce_csrf_checks=True).post("/metrics").status_code == 405
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
