@@ -15,7 +15,6 @@ from django.db import Error, connection
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.utils.module_loading import import_string
-from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -40,7 +39,6 @@ class Reading:
     up: dict[str, bool] = field(default_factory=dict)
 
 
-@csrf_exempt
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     """200 with the text format; 401 without ``Authorization: Bearer METRICS_TOKEN``, unless DEBUG is on."""
