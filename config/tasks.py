@@ -3,14 +3,14 @@
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.utils.module_loading import import_string
 
 from config.database import batches
 from config.kernel import clock
-from config.queue import jobs
+from config.queue import jobs, publisher
 
 
 def declare(job: str, task: str, work: str) -> None:
@@ -26,6 +26,11 @@ for job, (task, work, _) in settings.JOBS.items():
 def prune_sessions() -> int:
     """Delete expired sessions of the admin, which are few."""
     return Session.objects.filter(expire_date__lt=clock.now()).delete()[0]
+
+
+@worker_ready.connect
+def begin_reports(**kwargs: Any) -> None:
+    publisher.metrics.put(None)
 
 
 @worker_shutting_down.connect

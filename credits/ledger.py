@@ -225,7 +225,7 @@ def settle_with(guards: Writes, also: Writes, hold: LedgerEntry, amount: int, pr
 
 def _settled(hold: LedgerEntry, amount: int) -> None:
     if charged := min(amount, hold.amount):
-        transaction.on_commit(partial(_spent.inc, hold.tool_key or "model", by=charged / money.MICRO), robust=True)
+        transaction.on_commit(partial(_spent.labels(hold.tool_key or "model").inc, charged / money.MICRO), robust=True)
     if amount > hold.amount:
         subject, asked, most = hold.invocation_id or hold.run_id, money.to_text(amount), money.to_text(hold.amount)
         logger.warning("a step of %s cost %s, more than its hold: %s is charged", subject, asked, most)

@@ -51,8 +51,8 @@ def run_moved(before: Run, run: Run) -> None:
 
 
 def _count_end(run: Run) -> None:
-    finished.inc(run.status, run.error_code or "", run.failure_reason or "")
-    running_seconds.observe(run.ran_ms / 1000, run.status)
+    finished.labels(run.status, run.error_code or "", run.failure_reason or "").inc()
+    running_seconds.labels(run.status).observe(run.ran_ms / 1000)
 
 
 def call_moved(call: ToolInvocation, before: str) -> None:
@@ -62,9 +62,9 @@ def call_moved(call: ToolInvocation, before: str) -> None:
 
 
 def _count_call(call: ToolInvocation, was_made: bool) -> None:
-    tool_calls.inc(call.name, call.error_code or call.status)
+    tool_calls.labels(call.name, call.error_code or call.status).inc()
     if was_made and call.started_at and call.finished_at:
-        tool_seconds.observe(max(0.0, (call.finished_at - call.started_at).total_seconds()), call.name)
+        tool_seconds.labels(call.name).observe(max(0.0, (call.finished_at - call.started_at).total_seconds()))
 
 
 def gauges() -> Iterator[Gauge]:

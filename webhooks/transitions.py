@@ -113,11 +113,11 @@ def _end_attempts(ended: Sequence[Attempt]) -> None:
 def _count(ended: Iterable[Attempt], died: int) -> None:
     """Count attempts after their commit; ``died`` of their deliveries became dead."""
     for one in ended:
-        metrics.attempts.inc(f"{one.status_code // 100}xx" if one.status_code else "error")
+        metrics.attempts.labels(f"{one.status_code // 100}xx" if one.status_code else "error").inc()
         if one.number == 1:
             metrics.lag_seconds.observe(max(0.0, (one.started_at - one.delivery.created_at).total_seconds()))
     if died:
-        metrics.dead.inc(by=died)
+        metrics.dead.inc(died)
 
 
 def pass_on_due() -> int:
@@ -198,7 +198,7 @@ def _drop_of(which: Q, reason: str) -> int:
     for ready in (True, False):
         ids += _batch(which, ready=ready).values_list("pk", flat=True)[: BATCH - len(ids)]
     done = _finish(ids, Delivery.Status.DEAD)
-    transaction.on_commit(lambda: metrics.dropped.inc(reason, by=done))
+    transaction.on_commit(lambda: metrics.dropped.labels(reason).inc(done))
     return done
 
 

@@ -19,23 +19,22 @@ from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from config import redis
 from config.api.errors import error_response
 from config.database.retry import CONNECTION_ERRORS, outage
-from config.redis import client as redis_client
-from config.redis import failures as redis_failures
 from config.telemetry import metrics
-from config.telemetry.metrics import PREFIX, SEPARATOR, Gauge
+from config.telemetry.metrics import PREFIX, Gauge
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Reading:
-    """What was read from the database and Redis, if they are ``up``: gauges, other processes' texts, latest values."""
+    """What was read from the database and Redis, if they are ``up``: gauges, other processes' texts, ends of jobs."""
 
     gauges: list[Gauge] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    latest: dict[str, str] = field(default_factory=dict)
+    last_success: dict[tuple[str], float] = field(default_factory=dict)
     up: dict[str, bool] = field(default_factory=dict)
 
 
@@ -71,15 +70,16 @@ def reading() -> Reading:
 
 def _read_redis(found: Reading) -> bool:
     try:
-        with redis_client(decode_responses=True) as client:
-            found.latest = client.hgetall(metrics.LATEST)
+        with redis.client(decode_responses=True) as client:
+            ends = client.hgetall(metrics.LATEST).items()
+            found.last_success = {(key.partition("\t")[2],): float(at) for key, at in ends}
             names = list(client.smembers(metrics.PROCESSES) - {metrics.this_process()})
             texts = client.mget([metrics.TEXT + name for name in names]) if names else []
             found.texts = [text for text in texts if text]
             if ended := [name for name, text in zip(names, texts, strict=True) if not text]:
                 client.srem(metrics.PROCESSES, *ended)
             depths = {(name,): float(client.llen(name)) for name in settings.CELERY_TASK_QUEUES}
-    except redis_failures() as error:
+    except redis.failures() as error:
         logger.warning("metrics without Redis (%s)", type(error).__name__)
         return False
     help = "Messages in the broker that no worker has fetched."
@@ -105,12 +105,9 @@ def _read_database(found: Reading) -> bool:
 def families(reading: Reading) -> Iterator[Metric]:
     up = {(name,): float(answers) for name, answers in reading.up.items()}
     yield _family(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
+    help = "When the job last succeeded, in seconds since the epoch."
+    yield _family(Gauge(metrics.LAST_SUCCESS, help, reading.last_success, ["job"]))
     yield from map(_family, reading.gauges)
-    for name, metric in metrics.declared.items():
-        if isinstance(metric, metrics.Latest):
-            rows = [(key.split(SEPARATOR), float(value)) for key, value in reading.latest.items()]
-            values = {tuple(labels): value for (found, *labels), value in rows if found == name}
-            yield _family(Gauge(name.removeprefix(PREFIX), metric.help, values, metric.labels))
 
 
 def _family(gauge: Gauge) -> Metric:

@@ -22,8 +22,6 @@ from config.telemetry.metrics import Counter, Histogram
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # The prefixes of signed addresses: their senders have no other credential.
 UPLOADS, FILES = "/uploads/", "/files/"
-# Headers that are copied from the replaced answer.
-KEPT_HEADERS = ("Allow", "WWW-Authenticate", "Retry-After")
 # Far more than the two cookies of the admin need.
 COOKIES_MAX_CHARS = 8 * 1024
 
@@ -95,8 +93,8 @@ class MeasureMiddleware(Middleware):
         # The pattern, not the path: callers can send any path, and any method.
         route = request.resolver_match.route if request.resolver_match else "(none)"
         method = request.method if request.method in METHODS else "(other)"
-        requests.inc(str(method), route, str(response.status_code))
-        request_seconds.observe(time.perf_counter() - started, route)
+        requests.labels(method, route, response.status_code).inc()
+        request_seconds.labels(route).observe(time.perf_counter() - started)
         return response
 
 
@@ -179,7 +177,7 @@ class ApiErrorMiddleware(Middleware):
             return response
         if response.status_code >= 400 and not response.get("Content-Type", "").startswith("application/json"):
             plain = error_response(response.status_code)
-            for name in KEPT_HEADERS:
+            for name in ("Allow", "WWW-Authenticate", "Retry-After"):
                 if name in response:
                     plain[name] = response[name]
             response.close()

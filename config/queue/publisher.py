@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from config.redis import PAUSE_SECONDS
-from config.telemetry.metrics import reporter
+from config.telemetry.metrics import report
 
 # The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
@@ -81,8 +81,13 @@ class Source:
                 self.failed(error)
 
 
-metrics = Source(lambda items: reporter.report(), settings.METRICS_FLUSH_SECONDS)
-reporter.request = lambda: metrics.put(None)
+def _report(items: list[Any]) -> None:
+    metrics.put(None)  # the next report
+    report()
+
+
+# The first item begins the reports of this process.
+metrics = Source(_report, settings.METRICS_FLUSH_SECONDS)
 
 
 @atexit.register

@@ -31,9 +31,11 @@ def load(_: str, name: str, address: str) -> Any:
     from config.asgi import application
     from config.database import retry
     from config.kernel import garbage
+    from config.queue import publisher
     from config.telemetry import logs
 
     garbage.freeze_loaded_objects()
+    publisher.metrics.put(None)
     logs.announce_ready(f"{name} on {address}")
     retry.look_for_database()
     return application

@@ -6,12 +6,10 @@ joins the texts. Counting does not use the network. A label must have a fixed se
 extend. The apps declare their own metrics.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -20,15 +18,15 @@ from typing import Any
 import prometheus_client
 from django.conf import settings
 
-from config.redis import client as redis_client
-from config.redis import failures as redis_failures
+from config import redis
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "agents_"
-# In Redis: the names of the processes, the text of each, and the latest values by metric and labels.
+NAMESPACE = "agents"
+PREFIX = f"{NAMESPACE}_"
+# In Redis: the names of the processes, the text of each, and when each job last succeeded, which outlives its process.
 PROCESSES, TEXT, LATEST = "metrics:processes", "metrics:process:", "metrics:latest"
-SEPARATOR = "\t"
+LAST_SUCCESS = "housekeeping_last_success_timestamp_seconds"
 # A process that sends no report for this time plus METRICS_FLUSH_SECONDS has ended.
 PROCESS_SECONDS = 60
 
@@ -51,107 +49,39 @@ def own_text() -> str:
 
 
 def exposition(families: Iterable[Any]) -> str:
-    """The metrics in the text format."""
     shown: Any = SimpleNamespace(collect=lambda: families)
     return prometheus_client.generate_latest(shown).decode()
 
 
-class Reporter:
-    """Writes the metrics of this process to Redis, from the first use of a metric until the process ends."""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.latest: dict[str, float] = {}
-        # Asks for a report soon. ``config.queue.publisher`` sets it.
-        self.request: Callable[[], None] = lambda: None
-
-    def begin(self) -> None:
-        if self.pid != os.getpid():
-            self.pid = os.getpid()
-            self.request()
-
-    def report(self) -> bool:
-        """Send a report. False if Redis failed; the next report has everything again."""
-        name, latest = this_process(), dict(self.latest)
-        try:
-            with redis_client() as client, client.pipeline() as pipeline:
-                seconds = PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS)
-                pipeline.set(TEXT + name, own_text(), ex=seconds)
-                pipeline.sadd(PROCESSES, name)
-                if latest:
-                    pipeline.hset(LATEST, mapping=latest)
-                pipeline.execute()
-        except redis_failures() as error:
-            logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
-            return False
-        finally:
-            self.request()
-        for key in [key for key, value in latest.items() if self.latest.get(key) == value]:
-            del self.latest[key]
-        return True
+Counter = partial(prometheus_client.Counter, namespace=NAMESPACE, registry=registry)
+Histogram = partial(prometheus_client.Histogram, namespace=NAMESPACE, registry=registry, buckets=SECONDS)
+# A value that each process reads at its report, by ``set_function``.
+PerProcess = partial(prometheus_client.Gauge, namespace=NAMESPACE, registry=registry)
+# When each job last succeeded, until that is reported.
+succeeded: dict[str, float] = {}
 
 
-reporter = Reporter()
-declared: dict[str, Metric] = {}
-
-
-class Metric:
-    """A named metric with labels, created once at the import of a module and registered in ``declared``."""
-
-    kind: Any = None
-
-    def __init__(self, name: str, help: str, labels: Sequence[str] = (), **options: Any) -> None:
-        self.name, self.help, self.labels = PREFIX + name, help, tuple(labels)
-        self.metric = self.kind and self.kind(self.name, help, labels, registry=registry, **options)
-        declared[self.name] = self
-
-    def of(self, *labels: str) -> Any:
-        reporter.begin()
-        return self.metric.labels(*labels) if labels else self.metric
-
-
-class Counter(Metric):
-    """A value that only grows. Its name on the page ends with ``_total``."""
-
-    kind = prometheus_client.Counter
-
-    def create(self, *labels: str) -> None:
-        """Show the series as 0 from now on: Prometheus sees no increase in the first value of a series."""
-        self.metric.labels(*labels)
-
-    def inc(self, *labels: str, by: float = 1.0) -> None:
-        self.of(*labels).inc(by)
-
-
-class Histogram(Metric):
-    """Counts of values in buckets with the upper bounds ``buckets``."""
-
-    kind = staticmethod(partial(prometheus_client.Histogram, buckets=SECONDS))
-
-    def observe(self, value: float, *labels: str) -> None:
-        self.of(*labels).observe(value)
-
-
-class PerProcess(Metric):
-    """A value that each process reads at its report."""
-
-    kind = prometheus_client.Gauge
-
-    def follow(self, value: Callable[[], float], *labels: str) -> None:
-        self.of(*labels).set_function(value)
-
-
-class Latest(Metric):
-    """The value that was set last, by any process. It outlives the process."""
-
-    def set(self, value: float, *labels: str) -> None:
-        reporter.latest[SEPARATOR.join((self.name, *labels))] = value
-        reporter.begin()
+def report() -> bool:
+    """Send this process's metrics to Redis. False if Redis failed; the next report has everything again."""
+    name, latest = this_process(), dict(succeeded)
+    try:
+        with redis.client() as client, client.pipeline() as pipeline:
+            pipeline.set(TEXT + name, own_text(), ex=PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS))
+            pipeline.sadd(PROCESSES, name)
+            if latest:
+                pipeline.hset(LATEST, mapping={f"{PREFIX}{LAST_SUCCESS}\t{job}": at for job, at in latest.items()})
+            pipeline.execute()
+    except redis.failures() as error:
+        logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
+        return False
+    for job in [job for job, at in latest.items() if succeeded.get(job) == at]:
+        del succeeded[job]
+    return True
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """Values by their labels, read for each request of the metrics page. ``name`` is without the prefix."""
+    """Values by their labels, read for each request of the metrics page. ``name`` is without the namespace."""
 
     name: str
     help: str

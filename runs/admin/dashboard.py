@@ -22,9 +22,7 @@ from config.database.batches import limit_statements
 from config.database.retry import is_unavailable
 from config.kernel import clock
 from config.kernel.ids import first_id
-from config.queue.jobs import last_success
 from config.staff.base import page_of, span
-from config.telemetry.metrics import SEPARATOR
 from credits.models import DayTotal
 from credits.usage import MODEL_KEY, display_names
 from runs.admin import reports
@@ -208,7 +206,7 @@ def health() -> list[dict[str, str]]:
     workers, waited = int(values.get("run_workers", 0)), values.get("runs_oldest_queued_seconds", 0.0)
     redis = found.up["redis"]
     # Beat starts all jobs, so the job that succeeded last says how it is.
-    ended = [float(at) for key, at in found.latest.items() if key.split(SEPARATOR)[0] == last_success.name]
+    ended = found.last_success.values()
     silent = now - datetime.fromtimestamp(max(ended), UTC) if ended else None
     beat = silent is not None and silent.total_seconds() < BEAT_SECONDS_MAX
     beats = "works" if beat else f"silent for {span(silent)}" if silent else "no job has ended yet"

@@ -53,8 +53,8 @@ class Engine:
         preload()
         sys.setswitchinterval(SWITCH_SECONDS)
         raise_open_file_limit()  # a run that waits for a model or tools holds sockets
-        metrics.tool_calls_open.follow(lambda: self.process.tool_places.taken, "working")
-        metrics.tool_calls_open.follow(lambda: self.process.tool_places.waiting, "waiting")
+        metrics.tool_calls_open.labels("working").set_function(lambda: self.process.tool_places.taken)
+        metrics.tool_calls_open.labels("waiting").set_function(lambda: self.process.tool_places.waiting)
         self.loop_thread.start()
         for step in (self.heartbeat.register, catalogue.refresh):
             # An outage of the database at the start is waited out, like any other.

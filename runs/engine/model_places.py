@@ -94,8 +94,8 @@ class ModelPlaces:
 
     def _add(self, server: Server) -> _Provider:
         provider = self.providers[server.name] = _Provider(server)
-        metrics.model_requests_open.follow(lambda: provider.working, server.name, "working")
-        metrics.model_requests_open.follow(lambda: provider.waiting, server.name, "waiting")
+        metrics.model_requests_open.labels(server.name, "working").set_function(lambda: provider.working)
+        metrics.model_requests_open.labels(server.name, "waiting").set_function(lambda: provider.waiting)
         return provider
 
     async def run(self) -> None:

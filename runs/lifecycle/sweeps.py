@@ -155,7 +155,7 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
     released = [run.pk for run in lost]
     move_lost(lost, due_at=clock.now() + NUDGE_GRACE)
     nudge_after_commit(EXECUTE, *released)
-    transaction.on_commit(partial(metrics.leases_lost.inc, by=len(released)), robust=True)
+    transaction.on_commit(partial(metrics.leases_lost.inc, len(released)), robust=True)
     return released
 
 

@@ -170,7 +170,7 @@ class Hub:
     def __init__(self) -> None:
         self.channels: dict[str, Channel] = {}
         self.count = 0
-        metrics.streams_open.follow(lambda: self.count)
+        metrics.streams_open.set_function(lambda: self.count)
         self.listening = False
         self.threads = ThreadPoolExecutor(STREAM_DB_THREADS, "stream-db")
         self._news: set[str] = set()

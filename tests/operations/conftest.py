@@ -39,7 +39,7 @@ def scrape(limits: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> Call
     counted = MetricsPage(metrics.exposition(metrics.registry.collect())).samples
 
     def read() -> MetricsPage:
-        metrics.reporter.report()
+        metrics.report()
         monkeypatch.setattr(metrics_page, "_kept", None)
         answer = client.get("/metrics", headers={"Authorization": "Bearer scraper"})
         assert answer.status_code == 200, answer.content

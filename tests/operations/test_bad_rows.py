@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -38,7 +39,7 @@ def retried_at_once(monkeypatch):
 def counted(monkeypatch) -> list[str]:
     """The jobs of the rows that were counted as failed."""
     found: list[str] = []
-    monkeypatch.setattr(jobs.rows_failed, "inc", found.append)
+    monkeypatch.setattr(jobs.rows_failed, "labels", lambda job: SimpleNamespace(inc=lambda: found.append(job)))
     return found
 
 
@@ -108,7 +109,7 @@ def test_a_lock_that_is_not_free_in_time_is_one_rows_failure(counted):
 
 def test_stages_follow_a_stage_that_fails(monkeypatch):
     failed: list[str] = []
-    monkeypatch.setattr(jobs.failures, "inc", failed.append)
+    monkeypatch.setattr(jobs.failures, "labels", lambda job: SimpleNamespace(inc=lambda: failed.append(job)))
 
     def broken() -> int:
         raise RuntimeError

@@ -14,7 +14,6 @@ from django.conf import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from config.telemetry import metrics
-from config.telemetry.metrics import Counter, Histogram
 from tests.stack.process import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -55,16 +54,20 @@ def labels_of(request: pytest.FixtureRequest) -> dict[str, set[str]]:
 def read_labels(scrape: Any) -> dict[str, set[str]]:
     page = scrape()  # the first request loads the modules that declare metrics
     found: dict[str, set[str]] = {"up": {"job"}}
-    for name, metric in metrics.declared.items():
+    # Also those without a series, which the page does not show yet.
+    for metric in metrics.registry._collector_to_names:
+        (family,), labels = metric.collect(), set(metric._labelnames)
+        name = family.name
         if name.startswith(metrics.PREFIX + "test_"):
             continue
-        if isinstance(metric, Counter):
-            found[f"{name}_total"] = set(metric.labels)
-        elif isinstance(metric, Histogram):
-            found[f"{name}_bucket"] = {*metric.labels, "le"}
-            found[f"{name}_count"] = found[f"{name}_sum"] = set(metric.labels)
+        if family.type == "counter":
+            found[f"{name}_total"] = labels
+        elif family.type == "histogram":
+            found[f"{name}_bucket"] = {*labels, "le"}
+            found[f"{name}_count"] = found[f"{name}_sum"] = labels
         else:
-            found[name] = set(metric.labels)
+            found[name] = labels
+    found[metrics.PREFIX + metrics.LAST_SUCCESS] = {"job"}
     for family in text_string_to_metric_families(page.text):
         for sample in family.samples:
             if sample.name.startswith(metrics.PREFIX + "test_"):

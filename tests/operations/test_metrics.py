@@ -75,14 +75,14 @@ def report_of(other: str, monkeypatch) -> None:
     """Report the metrics of this process as those of another one."""
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "this_process", lambda: other)
-        assert metrics.reporter.report()
+        assert metrics.report()
 
 
 def test_the_page_joins_the_processes(scrape, monkeypatch):
     counter = metrics.Counter("test_things", "Things.", ["kind"])
-    counter.inc("# HELP of\nall", by=2)
+    counter.labels("# HELP of\nall").inc(2)
     report_of("a:1", monkeypatch)
-    counter.inc("b")
+    counter.labels("b").inc()
     shown = scrape()
     assert shown("test_things_total", kind="# HELP of\nall") == 4
     assert shown("test_things_total", kind="b") == 1
@@ -91,7 +91,7 @@ def test_the_page_joins_the_processes(scrape, monkeypatch):
 
 
 def test_an_ended_process_is_no_longer_shown(scrape, settings, monkeypatch):
-    metrics.PerProcess("test_open", "Things.").follow(lambda: 3)
+    metrics.PerProcess("test_open", "Things.").set_function(lambda: 3)
     report_of("a:1", monkeypatch)
     report_of("b:2", monkeypatch)
     assert scrape()("test_open") == 9
@@ -108,7 +108,7 @@ def test_metrics_are_kept_while_redis_is_down(scrape, settings):
     counter.inc()
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     jobs.run("test-kept", lambda: 1)
-    assert not metrics.reporter.report()
+    assert not metrics.report()
     counter.inc()
     shown = scrape()
     assert shown("source_up", source="redis") == 0
@@ -133,7 +133,7 @@ def test_other_metrics_are_shown_while_the_database_is_down(scrape, monkeypatch)
 def test_histogram_buckets_are_cumulative(scrape):
     histogram = metrics.Histogram("test_seconds", "Seconds.", ["kind"], buckets=(0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7):
-        histogram.observe(value, "a")
+        histogram.labels("a").observe(value)
     shown = scrape()
     assert [shown("test_seconds_bucket", kind="a", le=le) for le in ("0.1", "1.0", "+Inf")] == [2, 3, 4]
     assert shown("test_seconds_count", kind="a") == 4

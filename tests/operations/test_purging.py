@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,7 +348,7 @@ def test_concurrent_jobs_process_each_row_once(job, user, stored, settings, monk
     assert any(left())
     seen: list[int] = []
     done = jobs.rows_done
-    monkeypatch.setattr(done, "inc", lambda job, by: seen.append(by))
+    monkeypatch.setattr(done, "labels", lambda job: SimpleNamespace(inc=seen.append))
     celery.app.loader.import_default_modules()
     task = celery.app.tasks[settings.CELERY_BEAT_SCHEDULE[job]["task"]]
     # One execution skips the rows that the other has locked. The next round finds them.
