@@ -6,8 +6,7 @@ It does not load the apps, which would be most of beat's memory.
 import logging.config
 import os
 
-from celery import Celery
-from celery.signals import beat_init, setup_logging
+from celery import Celery, signals
 from django.conf import settings
 
 from config import checks
@@ -20,13 +19,13 @@ app = Celery("config", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 
 
-@setup_logging.connect
+@signals.setup_logging.connect
 def configure_logging(**kwargs: object) -> None:
     logging.config.dictConfig(settings.LOGGING)
     logs.capture_unlogged_output()
 
 
-@beat_init.connect
+@signals.beat_init.connect
 def prepare(**kwargs: object) -> None:
     checks.require_valid_settings()
     if settings.SENTRY_DSN:

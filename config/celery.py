@@ -3,16 +3,7 @@
 import os
 from typing import Any
 
-from celery import Celery
-from celery.signals import (
-    beat_init,
-    before_task_publish,
-    setup_logging,
-    task_postrun,
-    task_prerun,
-    worker_init,
-    worker_ready,
-)
+from celery import Celery, signals
 from kombu.transport.redis import Channel, QoS
 
 from config import checks
@@ -43,19 +34,19 @@ class SparingQoS(QoS):
 Channel.QoS = SparingQoS
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
-before_task_publish.connect(logs.write_headers)
-task_prerun.connect(logs.read_headers)
-task_postrun.connect(logs.reset)
-worker_init.connect(checks.require_valid_settings)
-beat_init.connect(checks.require_valid_settings)  # beat has its own app, but it can be started with this one
+signals.before_task_publish.connect(logs.write_headers)
+signals.task_prerun.connect(logs.read_headers)
+signals.task_postrun.connect(logs.reset)
+signals.worker_init.connect(checks.require_valid_settings)
+signals.beat_init.connect(checks.require_valid_settings)  # beat has its own app, but it can be started with this one
 
 
-@setup_logging.connect
+@signals.setup_logging.connect
 def keep_django_logging(**kwargs: object) -> None:
     """A connected receiver stops Celery from replacing LOGGING of the settings."""
 
 
-@worker_ready.connect
+@signals.worker_ready.connect
 def finish_start(sender: Any, **kwargs: object) -> None:
     garbage.freeze_loaded_objects()
     queues = ", ".join(sorted(sender.app.amqp.queues.consume_from))

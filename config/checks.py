@@ -13,19 +13,14 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
 from config.kernel import money
 
-FERNET_KEY_BYTES = 32
 # An origin as browsers send it: no path, user or upper case.
 ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
-REDIS_SCHEMES = {"redis", "rediss", "unix"}
-REDIS_PATH = re.compile(r"/?[0-9]*")
 # Each threshold has a bit in the marks of an account (credits/ledger.py).
 LOW_THRESHOLDS_MAX = 10
 ADDRESSES = (
     *("SESSION_JWKS_URL", "TOP_UP_URL", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "STORAGE_S3_ENDPOINT"),
     "OTEL_EXPORTER_OTLP_ENDPOINT",
 )
-# The example host of the documentation.
-EXAMPLE_HOST = "agents.example.com"
 
 
 @register(Tags.security)
@@ -59,10 +54,9 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
         except ValueError:
             yield 8, f"{name} is not an amount of credits.", f"Set {name} to a number of at least 0, for example 12.5"
     try:
-        is_list = len(money.parse_list(settings.CREDITS_LOW_THRESHOLDS)) <= LOW_THRESHOLDS_MAX
+        if len(money.parse_list(settings.CREDITS_LOW_THRESHOLDS)) > LOW_THRESHOLDS_MAX:
+            raise ValueError
     except ValueError:
-        is_list = False
-    if not is_list:
         hint = f"Set CREDITS_LOW_THRESHOLDS to at most {LOW_THRESHOLDS_MAX} numbers, for example 20,5"
         yield 8, "CREDITS_LOW_THRESHOLDS is not a list of amounts of credits.", hint
     for name in ("CORS_ALLOWED_ORIGINS", "MCP_ALLOWED_ORIGINS"):
@@ -86,9 +80,8 @@ def _wrong() -> Iterator[tuple[int, str, str]]:
 
 def require_valid_settings(**kwargs: Any) -> None:
     """End the process and name all invalid variables. Not with another exception, which Celery would only log."""
-    errors = [error for error in [*check_environment(), *shared_secrets()] if error.is_serious()]
-    if found := [f"{error.msg} {error.hint}" for error in errors]:
-        sys.exit("\n".join(found))
+    if errors := [*check_environment(), *shared_secrets()]:
+        sys.exit("\n".join(f"{error.msg} {error.hint}" for error in errors))
 
 
 def is_installed(package: str) -> bool:
@@ -117,14 +110,14 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
     is_allowed = validate_host(host, settings.ALLOWED_HOSTS)
     endless = settings.SECURE_SSL_REDIRECT and not settings.SECURE_PROXY_SSL_HEADER
     shared = settings.SECURE_PROXY_SSL_HEADER and not settings.TRUSTED_PROXIES
-    same = "in every process."
+    same, example = "in every process.", "agents.example.com" in settings.BASE_URL
     unsafe = [
         (1, {"*", "."} & {*settings.ALLOWED_HOSTS}, "ALLOWED_HOSTS allows every host.", "Name the service's hosts."),
         (2, not settings.SECRET_KEY_GIVEN, "SECRET_KEY is not set.", f"Set the same 50 random characters {same}"),
         (3, not settings.ENCRYPTION_KEYS_GIVEN, "ENCRYPTION_KEYS is not set.", f"Set the same keys {same}"),
         (4, settings.DEBUG, "DEBUG is on.", "Remove DEBUG."),
         (5, not settings.BASE_URL.startswith("https://"), "BASE_URL is not https.", "Set the public https address."),
-        (13, EXAMPLE_HOST in settings.BASE_URL, "BASE_URL is the example of .env.example.", "Set your own address."),
+        (13, example, "BASE_URL is the example of .env.example.", "Set your own address."),
         (6, not settings.METRICS_TOKEN_GIVEN, "METRICS_TOKEN is not set.", "Set random characters, as in Prometheus."),
         (7, settings.OUTBOUND_ALLOW_PRIVATE, "OUTBOUND_ALLOW_PRIVATE: webhooks and tools reach private addresses.", ""),
         (9, not settings.PLAYGROUND_STAFF_ONLY, "PLAYGROUND_STAFF_ONLY is off.", "Remove PLAYGROUND_STAFF_ONLY."),
@@ -145,7 +138,8 @@ def is_http_url(text: str) -> bool:
 
 def is_redis_url(text: str) -> bool:
     """Celery accepts only numbers of databases."""
-    return is_url(text, REDIS_SCHEMES) and (text.startswith("unix") or bool(REDIS_PATH.fullmatch(urlsplit(text).path)))
+    is_redis = is_url(text, {"redis", "rediss", "unix"})
+    return is_redis and (text.startswith("unix") or bool(re.fullmatch("/?[0-9]*", urlsplit(text).path)))
 
 
 def is_url(text: str, schemes: Collection[str]) -> bool:
@@ -165,6 +159,6 @@ def is_dsn(text: str) -> bool:
 def is_fernet_key(text: str) -> bool:
     """Checked without importing Fernet, which takes 7 MiB of each process."""
     try:
-        return len(base64.urlsafe_b64decode(text)) == FERNET_KEY_BYTES
+        return len(base64.urlsafe_b64decode(text)) == 32
     except ValueError:
         return False

@@ -55,8 +55,7 @@ REST_FRAMEWORK = {
     "UNAUTHENTICATED_USER": None,
     "URL_FORMAT_OVERRIDE": None,
 }
-PUBLIC_AUTHENTICATION_CLASS = "apikeys.keys.ApiKeyAuthentication"
-SERVER_AUTHENTICATION_CLASS = "apikeys.keys.ServerKeyAuthentication"
+KEY_AUTHENTICATION = {"public": "apikeys.keys.ApiKeyAuthentication", "server": "apikeys.keys.ServerKeyAuthentication"}
 CORS_URLS_REGEX = r"/(api/(public/)?v1|files|uploads)(/|$)"
 CORS_ALLOW_HEADERS = [
     *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "if-none-match", "if-range"),
@@ -107,10 +106,7 @@ SPECTACULAR_SETTINGS = {
     },
 }
 # The order of tags and errors in the OpenAPI document.
-OPENAPI_PARTS = [
-    *(f"{app}/openapi.yaml" for app in ("chats", "runs", "credits", "apikeys", "webhooks")),
-    "config/api/openapi.yaml",
-]
+OPENAPI_PARTS = [f"{app}/openapi.yaml" for app in ("chats", "runs", "credits", "apikeys", "webhooks", "config/api")]
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -128,9 +124,7 @@ CELERY_TASK_QUEUES = {
     for name in ("runs", "webhooks", "webhooks-retry", "maintenance")
 }
 CELERY_TASK_ROUTES = {
-    "runs.execute_run": {"queue": "runs"},
-    "runs.contact_tools": {"queue": "runs"},
-    "runs.resume_paid": {"queue": "runs"},
+    **{key: {"queue": "runs"} for key in ("runs.execute_run", "runs.contact_tools", "runs.resume_paid")},
     "webhooks.deliver_due": {"queue": "webhooks"},
     "webhooks.retry_due": {"queue": "webhooks-retry"},
 }
@@ -146,7 +140,6 @@ AUTH_PASSWORD_VALIDATORS = [
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 # By IP address only, because with a lock by username, any client could lock staff out.
 AXES_LOCKOUT_PARAMETERS = ["ip_address"]
-# The handler counts an attempt before its check, so the limit is one higher.
 AXES_HANDLER = "config.staff.sign_in.CountingHandler"
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_CLIENT_IP_CALLABLE = "config.staff.sign_in.client_ip"

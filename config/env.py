@@ -64,9 +64,8 @@ class Env:
                 raise ValueError(name)
             database = engine | {"NAME": parts.pop("dbname")}
         except (KeyError, ValueError, psycopg.Error):
-            return self._wrong(
-                name, "use postgres://user:password@host:port/name", engine | {"NAME": "", "OPTIONS": {}}
-            )
+            remedy = "use postgres://user:password@host:port/name"
+            return self._wrong(name, remedy, engine | {"NAME": "", "OPTIONS": {}})
         database |= {key.upper(): parts.pop(key, "") for key in ("user", "password", "host", "port")}
         return database | {"OPTIONS": parts}
 

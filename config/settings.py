@@ -172,7 +172,6 @@ RATE_LIMIT_UNAUTHENTICATED = ENV.whole("RATE_LIMIT_UNAUTHENTICATED", 300)
 RATE_LIMIT_PAGES = ENV.whole("RATE_LIMIT_PAGES", 300)
 #: number of proxies in front that append to `X-Forwarded-For`
 TRUSTED_PROXIES = ENV.whole("TRUSTED_PROXIES", 0, 0, 10)
-# The origins of web apps that may call the API. Callers send a token and never a cookie.
 #: origins of web apps that may call the API from a browser, for example `https://app.example.com`
 #: ([browser apps](api.md#browser-apps))
 CORS_ALLOWED_ORIGINS = ENV.items("CORS_ALLOWED_ORIGINS")
@@ -184,7 +183,6 @@ SESSION_ISSUER = ENV.text("SESSION_ISSUER")
 SESSION_AUDIENCE = ENV.text("SESSION_AUDIENCE")
 #: address of the provider's keys
 SESSION_JWKS_URL = ENV.text("SESSION_JWKS_URL")
-# Accepted clock difference in tokens.
 SESSION_LEEWAY_SECONDS = 30
 # Signs the session tokens of the local issuer.
 SESSION_KEY = "" if SESSION_ISSUER else secret_from_file(VAR_DIR / "session_key.pem", signing_key)
@@ -202,7 +200,6 @@ CREDITS_CHAT_TITLES = "chats.services.titles_of"
 CREDITS_TOOL_NAMES = "runs.catalogue.display_names"
 # (ids of tool calls) → {id: when the user approved it}, for the ledger in the admin.
 CREDITS_APPROVALS = "runs.admin.runs.approved_at"
-# Interval at which expired grants are taken back.
 CREDIT_EXPIRY_SWEEP_SECONDS = 60
 
 # --- attachments -----------------------------------------------------------------------------------------------------
@@ -307,12 +304,10 @@ ANTHROPIC_API_KEY = ENV.text("ANTHROPIC_API_KEY")
 ANTHROPIC_BASE_URL = ENV.text("ANTHROPIC_BASE_URL", "https://api.anthropic.com")
 #: the least output limit with which a turn begins when credits or budget are short
 MODEL_MIN_OUTPUT_TOKENS = ENV.whole("MODEL_MIN_OUTPUT_TOKENS", 256, 1)
-# A release and make run apply this file; without it, the file in the project's root, if there is one.
 _catalogue = BASE_DIR / "catalogue.yaml"
 #: the [catalogue file](catalogue.md) that a release and `make run` apply; if empty, `catalogue.yaml` in the project's
 #: root, if there is one
 CATALOGUE_FILE = ENV.text("CATALOGUE_FILE") or (str(_catalogue) if _catalogue.exists() else "")
-# Size of a catalogue file.
 CATALOGUE_MAX_BYTES = 1024 * 1024
 #: the system prompt of every turn
 MODEL_SYSTEM_PROMPT = ENV.text("MODEL_SYSTEM_PROMPT", "You are a helpful assistant. Use the tools when they help.")
@@ -320,15 +315,12 @@ MODEL_SYSTEM_PROMPT = ENV.text("MODEL_SYSTEM_PROMPT", "You are a helpful assista
 # --- outbound requests: webhooks and tools ----------------------------------------------------------------------------
 #: allow http and private addresses, for webhooks and tools (default: on only in the embedded default)
 OUTBOUND_ALLOW_PRIVATE = ENV.flag("OUTBOUND_ALLOW_PRIVATE", EMBEDDED)
-# Time limit for connecting to a receiver or a tool.
 OUTBOUND_CONNECT_TIMEOUT_SECONDS = 5
 
 # --- webhooks --------------------------------------------------------------------------------------------------------
 #: how long the previous secret stays valid after a rotation
 WEBHOOK_GRACE_SECONDS = ENV.whole("WEBHOOK_GRACE_SECONDS", 24 * 3600, 0)
-# Time limit of an attempt.
 WEBHOOK_ATTEMPT_TIMEOUT_SECONDS = 15
-# Interval at which the service looks for due deliveries.
 WEBHOOK_SWEEP_SECONDS = 5
 #: how long finished deliveries are kept
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
@@ -412,7 +404,6 @@ CSRF_COOKIE_SECURE = _https
 METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
 #: bearer token that `/metrics` requires. If empty, nobody may scrape (embedded default: generated under `VAR_DIR`)
 METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metrics_token") if EMBEDDED else "")
-# Interval at which a process sends its counts to Redis.
 METRICS_FLUSH_SECONDS = 5
 # How long the values that one scrape has read are reused for other scrapes.
 METRICS_CACHE_SECONDS = 5
@@ -431,20 +422,15 @@ if OTEL_EXPORTER_OTLP_ENDPOINT:
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
-# Number of wrong passwords after which an address is locked.
-ADMIN_SIGN_IN_FAILURES = 10
-# Duration of that lock.
+# How long an address is locked after 10 wrong passwords. The handler counts an attempt before its check.
 ADMIN_SIGN_IN_LOCK_SECONDS = 900
-# Hours after the sign-in at which a session of staff ends.
+AXES_FAILURE_LIMIT = 10 + 1
+AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
+# Only staff have sessions, which end these hours after the sign-in, or after an hour without a request to a page.
 ADMIN_SESSION_HOURS = 12
-# Minutes without a request after which a session of staff ends.
-ADMIN_SESSION_IDLE_MINUTES = 60
-# Only staff have sessions. Each request to a page renews the idle time.
-SESSION_COOKIE_AGE = ADMIN_SESSION_IDLE_MINUTES * 60
+SESSION_COOKIE_AGE = 3600
 SESSION_SAVE_EVERY_REQUEST = True
 LOGIN_REDIRECT_URL = "admin:index"
-AXES_FAILURE_LIMIT = ADMIN_SIGN_IN_FAILURES + 1
-AXES_COOLOFF_TIME = timedelta(seconds=ADMIN_SIGN_IN_LOCK_SECONDS)
 
 # --- logs ------------------------------------------------------------------------------------------------------------
 #: `DEBUG`, `INFO`, `WARNING` or `ERROR`
@@ -474,18 +460,13 @@ LOGGING = {
     },
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
-        "django.request": {"level": "ERROR"},
-        # Any client can cause these log lines, each with a stack trace. The response is 400.
-        "django.security.DisallowedHost": {"level": "CRITICAL"},
-        # Its lines contain the username of a failed sign-in, and people type passwords into that field.
-        "axes": {"level": "CRITICAL"},
-        **{key: {"level": "WARNING"} for key in ("httpx2", "httpcore2", "openai", "anthropic")},
-        "aiohttp": {"level": "ERROR"},
-        "urllib3": {"level": "ERROR"},  # its warnings contain the full URL, which may have a receiver's token
-        # The SDK logs content from MCP servers. The invocation records the result.
-        "mcp": {"level": "CRITICAL"},
-        "client": {"level": "CRITICAL"},
-        "_granian": {"level": "WARNING"},
+        **{key: {"level": "WARNING"} for key in ("httpx2", "httpcore2", "openai", "anthropic", "_granian")},
         **{key: {"level": "WARNING"} for key in ("celery.app.trace", "celery.worker.strategy", "celery.beat")},
+        # Warnings of urllib3 contain the full URL, which may have a receiver's token.
+        **{key: {"level": "ERROR"} for key in ("django.request", "aiohttp", "urllib3")},
+        # Any client can cause lines of DisallowedHost, each with a stack trace; the response is 400. Lines of axes
+        # contain the username of a failed sign-in, and people type passwords into that field. The SDK of MCP (mcp,
+        # client) logs content from servers; the invocation records the result.
+        **{key: {"level": "CRITICAL"} for key in ("django.security.DisallowedHost", "axes", "mcp", "client")},
     },
 }

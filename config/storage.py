@@ -23,7 +23,6 @@ ATTEMPTS = 3
 
 class ObjectStorage(S3Storage):
     def get_default_settings(self) -> dict[str, Any]:
-        seconds = STORAGE_S3_TIMEOUT_SECONDS
         return super().get_default_settings() | {
             "bucket_name": settings.STORAGE_S3_BUCKET,
             "endpoint_url": settings.STORAGE_S3_ENDPOINT or None,
@@ -36,8 +35,8 @@ class ObjectStorage(S3Storage):
             "client_config": Config(
                 s3={"addressing_style": settings.STORAGE_S3_ADDRESSING},
                 signature_version="s3v4",
-                connect_timeout=seconds,
-                read_timeout=seconds,
+                connect_timeout=STORAGE_S3_TIMEOUT_SECONDS,
+                read_timeout=STORAGE_S3_TIMEOUT_SECONDS,
                 retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
                 # Servers of other vendors reject the checksums that newer SDKs add by default.
                 request_checksum_calculation="when_required",

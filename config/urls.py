@@ -2,7 +2,6 @@
 
 from django.contrib import admin
 from django.urls import include, path, re_path
-from drf_spectacular.views import SpectacularSwaggerSplitView
 
 import apikeys.urls
 import chats.urls
@@ -32,15 +31,7 @@ urlpatterns = [
     path("api/schema/without-webhooks", views.schema(webhooks=False)),
     path("api/schema/session", views.schema(surface="/api/v1/")),
     path("api/schema/public", views.schema(surface="/api/public/v1/", webhooks=False)),
-    path(
-        "api/docs",
-        views.charged(
-            SpectacularSwaggerSplitView.as_view(
-                url_name="schema", template_name="docs/api.html", http_method_names=views.READ_METHODS
-            )
-        ),
-        name="docs",
-    ),
+    path("api/docs", views.charged(views.docs), name="docs"),
     *runs.urls.rpc,
     re_path(r"^api(/.*)?$", views.unknown_path),
     path("admin/find/", admin.site.admin_view(pages.find), name="find"),

@@ -13,7 +13,7 @@ from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import conditional_page
 from drf_spectacular.utils import extend_schema
-from drf_spectacular.views import SpectacularAPIView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework import serializers
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.request import Request
@@ -73,8 +73,8 @@ class SchemaView(SpectacularAPIView):
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         renderer = request.accepted_renderer
         content, etag = document(renderer.format, self.surface, self.webhooks)
-        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept"}
-        headers["Content-Disposition"] = f'inline; filename="schema.{renderer.format}"'
+        place = f'inline; filename="schema.{renderer.format}"'
+        headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept", "Content-Disposition": place}
         return HttpResponse(content, content_type=renderer.media_type, headers=headers)
 
 
@@ -84,9 +84,7 @@ def document(format: str, surface: str, webhooks: bool) -> tuple[bytes, str]:
     schema = SchemaView.generator_class().get_schema(request=None, public=True)
     if surface:
         schema["paths"] = {path: methods for path, methods in schema["paths"].items() if path.startswith(surface)}
-        used = {
-            tag for methods in schema["paths"].values() for operation in methods.values() for tag in operation["tags"]
-        }
+        used = {tag for methods in schema["paths"].values() for each in methods.values() for tag in each["tags"]}
         schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
     if not webhooks:
         schema = {name: part for name, part in schema.items() if name in OLD_PARTS}
@@ -107,6 +105,11 @@ def charged(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
 
 def schema(**options: Any) -> Callable[..., HttpResponse]:
     return conditional_page(charged(SchemaView.as_view(**options)))
+
+
+docs = SpectacularSwaggerSplitView.as_view(
+    url_name="schema", template_name="docs/api.html", http_method_names=READ_METHODS
+)
 
 
 @csrf_exempt

@@ -84,14 +84,11 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
             raise
 
     def get_authenticators(self) -> list[BaseAuthentication]:
-        if self.surface == "public":
-            return [import_string(settings.PUBLIC_AUTHENTICATION_CLASS)()]
-        if self.surface == "server":
-            return [import_string(settings.SERVER_AUTHENTICATION_CLASS)()]
-        return [SessionTokenAuthentication(self.find_user)]
+        if self.surface == "session":
+            return [SessionTokenAuthentication(self.find_user)]
+        return [import_string(settings.KEY_AUTHENTICATION[self.surface])()]
 
     def find_user(self, username: str) -> Any:
-        """The user of a session token."""
         self.found = self.find_with_user(username)
         return user_named.first(username) if self.found is None else self.found.user
 
