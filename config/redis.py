@@ -38,11 +38,11 @@ def client(url: str | None = None, *, reconnect: bool = False, **options: Any) -
     return redis.Redis.from_url(url or settings.CACHE_REDIS_URL, retry=retry, **_time_outs(), **options)
 
 
-def async_client(url: str | None = None) -> redis.asyncio.Redis:
+def async_client(url: str) -> redis.asyncio.Redis:
     """Like ``client``, for code on an event loop."""
     import redis.asyncio
 
-    return redis.asyncio.Redis.from_url(url or settings.CACHE_REDIS_URL, **_time_outs())
+    return redis.asyncio.Redis.from_url(url, **_time_outs())
 
 
 def failures() -> tuple[type[Exception], ...]:

@@ -18,7 +18,7 @@ from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id, new_id
-from config.kernel.jsonfield import JSONTextField
+from config.kernel.jsontext import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from credits.models import Account

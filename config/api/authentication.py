@@ -1,5 +1,6 @@
 """Authentication: the bearer token, which both surfaces use, and the session surface's authenticator."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable
@@ -150,10 +151,8 @@ def username_of(subject: str) -> str:
 
 
 def email_of(claim: Any) -> str | None:
-    if not isinstance(claim, str) or len(claim) > EMAIL_MAX:
-        return None
-    try:
-        validate_email(claim)
-    except ValidationError:
-        return None
-    return claim
+    with contextlib.suppress(ValidationError):
+        if isinstance(claim, str) and len(claim) <= EMAIL_MAX:
+            validate_email(claim)
+            return claim
+    return None

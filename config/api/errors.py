@@ -30,10 +30,8 @@ STATUSES: list[tuple[type[Exception] | tuple[type[Exception], ...], int]] = [
 
 
 def envelope(code: str, message: str, details: Any = None) -> dict[str, Any]:
-    error: dict[str, Any] = {"code": code, "message": message}
-    if details is not None:
-        error["details"] = details
-    return {"error": error}
+    error = {"code": code, "message": message}
+    return {"error": error if details is None else {**error, "details": details}}
 
 
 def is_api_path(path: str) -> bool:

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, transaction
-from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from rest_framework.request import Request
 
 from config.api.models import IdempotencyRecord

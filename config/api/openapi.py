@@ -68,9 +68,8 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     components = result["components"]
     components["headers"] = described("headers")
     components["schemas"] = dict(sorted((components["schemas"] | described("schemas")).items()))
-    given = {
-        status for methods in result["paths"].values() for each in methods.values() for status in each["responses"]
-    }
+    operations = [operation for methods in result["paths"].values() for operation in methods.values()]
+    given = {status for operation in operations for status in operation["responses"]}
     used = [status for status in sorted(errors()) if str(status) in given]
     components["responses"] = {response_name(status): error_response(status) for status in used}
     descriptions, fields = described("components"), described("fields")
@@ -115,7 +114,6 @@ def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> Non
 
 
 def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Add the operation's summary, examples and headers."""
     operation.update({text: known[text] for text in ("summary", "description") if text in known})
     if "takes" in known:
         operation["requestBody"] = {"content": {"application/json": {"schema": known["takes"]}}}
@@ -152,7 +150,6 @@ def response_name(status: int) -> str:
 
 
 def error_response(status: int) -> dict[str, Any]:
-    """The answer to every error of this status."""
     found = errors()[status]
     examples = {code: {"value": envelope(code, error.message, error.details)} for code, error in found.items()}
     return {

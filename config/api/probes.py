@@ -111,6 +111,4 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def _answer(status: int, body: dict) -> HttpResponse:
-    response = HttpResponse(dumps(body), status=status, content_type="application/json")
-    response["Cache-Control"] = "no-store"
-    return response
+    return HttpResponse(dumps(body), "application/json", status, headers={"Cache-Control": "no-store"})

@@ -107,8 +107,6 @@ class TimestampField(serializers.ReadOnlyField):
 class AnyField(serializers.Field):
     """Any JSON value, as it came."""
 
-    json_schema: ClassVar[dict[str, Any]] = {}
-
     def validate_empty_values(self, data: Any) -> tuple[bool, Any]:
         """Null is a value here. ``allow_null`` would make the OpenAPI document list it a second time."""
         return (False, None) if data is None else super().validate_empty_values(data)

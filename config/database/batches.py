@@ -58,17 +58,14 @@ def delete_batch(rows: QuerySet[Any], size: int = BATCH) -> int:
     """Delete at most ``size`` of ``rows``, to which no rows refer. Returns the number of deleted rows."""
     with transaction.atomic():
         keys = take_batch(rows, size, to_delete=True)
-        if keys:
-            delete_rows(rows.model, rows.model._meta.pk.column, keys)
-    return len(keys)
+        return delete_rows(rows.model, rows.model._meta.pk.column, keys)
 
 
 def delete_rows(model: type[Model], column: str, values: Sequence[Any]) -> int:
     """Delete the rows whose ``column`` has one of ``values``. Unlike ``QuerySet.delete``, looks for no references."""
     if not values:
         return 0
-    quote = connection.ops.quote_name
     with connection.cursor() as cursor:
         marks = ", ".join(["%s"] * len(values))
-        cursor.execute(f"DELETE FROM {quote(model._meta.db_table)} WHERE {quote(column)} IN ({marks})", list(values))  # noqa: S608
+        cursor.execute(f'DELETE FROM "{model._meta.db_table}" WHERE "{column}" IN ({marks})', list(values))  # noqa: S608
         return int(cursor.rowcount)

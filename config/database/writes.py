@@ -136,22 +136,23 @@ def update(
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _insert(model: type[models.Model], rows: int) -> str:
     fields = _inserted_fields(model)
-    columns = ", ".join(_quoted(field) for field in fields)
+    columns = ", ".join(f'"{field.column}"' for field in fields)
     # In this form, PostgreSQL does not derive the types of the values from the columns.
     row = f"({', '.join(f'%s{_cast(field)}' for field in fields)})"
     values = ", ".join([row] * rows)
-    return f"INSERT INTO {_table(model)} ({columns}) SELECT * FROM (VALUES {values}) _ WHERE true"  # noqa: S608
+    table = model._meta.db_table
+    return f'INSERT INTO "{table}" ({columns}) SELECT * FROM (VALUES {values}) _ WHERE true'  # noqa: S608
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _update(model: type[models.Model], changes: tuple[str, ...], conditions: str) -> str:
-    assignments = ", ".join(f"{_quoted(_fields(model)[name])} = %s" for name in changes)
-    return f"UPDATE {_table(model)} SET {assignments} WHERE {conditions}"  # noqa: S608
+    assignments = ", ".join(f'"{_fields(model)[name].column}" = %s' for name in changes)
+    return f'UPDATE "{model._meta.db_table}" SET {assignments} WHERE {conditions}'  # noqa: S608
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _lock(model: type[models.Model], conditions: str) -> str:
-    return f"SELECT 1 FROM {_table(model)} WHERE {conditions}"  # noqa: S608
+    return f'SELECT 1 FROM "{model._meta.db_table}" WHERE {conditions}'  # noqa: S608
 
 
 def _is_lock(sql: str) -> bool:
@@ -177,13 +178,11 @@ def _numbered(statements: tuple[str, ...], guards: int) -> str:
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _conditions(model: type[models.Model], where: tuple[tuple[str, bool], ...]) -> str:
     """``where``: names of fields, each with whether it is NULL."""
-    return " AND ".join(
-        f"{_quoted(_fields(model)[name])} {'IS NULL' if is_null else '= %s'}" for name, is_null in where
-    )
+    columns = ((_fields(model)[name].column, is_null) for name, is_null in where)
+    return " AND ".join(f'"{column}" {"IS NULL" if is_null else "= %s"}' for column, is_null in columns)
 
 
 def _found(model: type[models.Model], where: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """The conditions of ``where``, and their values."""
     db, fields = connections[DEFAULT_DB_ALIAS], _fields(model)
     conditions = _conditions(model, tuple((name, value is None) for name, value in where.items()))
     return conditions, [fields[name].get_db_prep_value(value, db) for name, value in where.items() if value is not None]
@@ -203,11 +202,3 @@ def _cast(field: models.Field) -> str:
     """A cast to the column's type without its length: a cast to a length cuts the value, where an INSERT would fail."""
     db = connections[DEFAULT_DB_ALIAS]
     return re.sub(r"\(\d+\)", "", f"::{field.db_type(db)}") if db.vendor == "postgresql" else ""
-
-
-def _table(model: type[models.Model]) -> str:
-    return connections[DEFAULT_DB_ALIAS].ops.quote_name(model._meta.db_table)
-
-
-def _quoted(field: models.Field) -> str:
-    return connections[DEFAULT_DB_ALIAS].ops.quote_name(str(field.column))

@@ -22,14 +22,6 @@ class StatusChoices(models.TextChoices):
         return member
 
     @classmethod
-    def all_final(cls) -> list[Self]:
-        return [status for status in cls if status.final]
-
-    @classmethod
-    def all_live(cls) -> list[Self]:
-        return [status for status in cls if not status.final]
-
-    @classmethod
     def tones(cls) -> dict[str, str]:
         """The tone of each value, for the ``label`` of an admin column."""
         return {status.value: status.tone for status in cls}

@@ -83,6 +83,4 @@ def _on_event_loop() -> bool:
 
 def iso(moment: datetime | None) -> str | None:
     """UTC in the format ``2026-11-20T12:34:56.789Z``; None for None."""
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else None

@@ -12,10 +12,7 @@ from django.db import models
 
 
 class DecryptionFailed(Exception):
-    """No key of ENCRYPTION_KEYS decrypts a stored secret. A key was removed before the secret was re-encrypted."""
-
-    def __str__(self) -> str:
-        return "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
+    """A key was removed from ENCRYPTION_KEYS before the secret was re-encrypted."""
 
 
 @lru_cache(maxsize=4)
@@ -36,7 +33,8 @@ def decrypt(cipher: str, keys: Sequence[str] | None = None) -> str:
     try:
         return _fernet(tuple(keys or settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
     except InvalidToken:
-        raise DecryptionFailed from None
+        hint = "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
+        raise DecryptionFailed(hint) from None
 
 
 def is_current(cipher: str) -> bool:

@@ -78,5 +78,4 @@ class RefField(_IdText):
     """The id of a row whose model this app may not import (docs/architecture.md)."""
 
     def __init__(self, **kwargs) -> None:
-        kwargs.setdefault("max_length", ID_LENGTH)
-        super().__init__(**kwargs)
+        super().__init__(**{"max_length": ID_LENGTH} | kwargs)

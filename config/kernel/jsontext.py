@@ -1,4 +1,4 @@
-"""JSON text: the only strict reader and the only exact writer of the service, and how its values are compared.
+"""JSON text: the only strict reader and the only exact writer of the service, its column, and how values are compared.
 
 The reader limits depth, numbers and the count of values. Numbers keep each digit: those with a fraction become Decimal.
 It rejects input that JSON readers treat differently (duplicate keys, NaN, lone surrogates) or that cannot be stored
@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 import simplejson
+from django.db import models
 from django.utils.functional import Promise
 from simplejson import RawJSON
 
@@ -43,13 +44,9 @@ class _Invalid(ValueError):
     """The reason why a text is not accepted, as a predicate: the caller adds the subject."""
 
 
-def parse_object(
-    raw: bytes | str, *, subject: str = "The body", values: int = VALUES_MAX, any_text: bool = False
-) -> dict[str, Any]:
-    """``raw`` as a JSON object; an empty text is ``{}``. Raises MalformedJSON as ``parse_value`` does."""
-    if not raw:
-        return {}
-    value = parse_value(raw, subject=subject, values=values, any_text=any_text)
+def parse_object(raw: bytes | str, *, subject: str = "The body", **options: Any) -> dict[str, Any]:
+    """``raw`` as a JSON object; an empty text is ``{}``. Options and errors are those of ``parse_value``."""
+    value = parse_value(raw, subject=subject, **options) if raw else {}
     if not isinstance(value, dict):
         raise MalformedJSON(f"{subject} must be a JSON object.")
     return value
@@ -200,3 +197,23 @@ def _other(value: Any) -> Any:
 def same_json(before: Any, after: Any) -> bool:
     """Whether two values are the same JSON, the order of their keys included: models fill properties in order."""
     return to_text(before) == to_text(after)
+
+
+class JSONTextField(models.TextField):
+    """A JSON value as text, which keeps the order of keys and the digits of numbers. No query can look into it."""
+
+    # For mypy: values of any type.
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
+
+    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
+        return None if value is None else from_text(value)
+
+    def to_python(self, value: Any) -> Any:
+        return value
+
+    def get_prep_value(self, value: Any) -> str | None:
+        return None if value is None else to_text(value)
+
+    def value_to_string(self, obj: Any) -> str:
+        return to_text(self.value_from_object(obj))

@@ -64,7 +64,8 @@ def is_public(address: Address) -> bool:
 async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:
     """All addresses of ``host`` from one look-up, which counts for the ``owner`` (a user). Raises LookupFailed."""
     targets = await asyncio.wrap_future(_look_up(host, port, owner))
-    if not allow_private and not all(is_public(_address_of(target)) for target in targets):
+    found = (ipaddress.ip_address(address[0].partition("%")[0]) for _, address in targets)
+    if not (allow_private or all(map(is_public, found))):
         raise AddressRefused(REFUSED)
     return targets
 
@@ -77,17 +78,13 @@ def check_socket_address(text: str) -> None:
         raise AddressRefused(REFUSED)
 
 
-def _address_of(target: Target) -> Address:
-    return ipaddress.ip_address(target[1][0].partition("%")[0])
-
-
 # The look-ups of this process that have not ended, each with the owner for whom it began. The key contains the process
 # id, because the threads of a parent process do not run in its fork.
 _running_lookups: dict[tuple[int, str, int], tuple[Future[list[Target]], str]] = {}
 _lock = threading.Lock()
 
 
-def _look_up(host: str, port: int, owner: str = "") -> Future[list[Target]]:
+def _look_up(host: str, port: int, owner: str) -> Future[list[Target]]:
     """Start a look-up on a thread, or join the running look-up of the same host and port.
 
     The system's resolver has no time-out that a caller can set. Therefore each look-up has its own thread, and callers

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import aiohttp
 import certifi
 from aiohttp.abc import AbstractResolver, ResolveResult
-from urllib3.util import Url
 from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
@@ -100,9 +99,11 @@ class Exchange:
         ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
         """
         parsed = parse(url, https_only)
+        host = host_of(parsed)
+        target = parsed._replace(host=f"[{host}]" if ":" in host else host, fragment=None)
         timeout = aiohttp.ClientTimeout(connect=connect_timeout, ceil_threshold=float("inf"))
         # A time-out before the look-up begins is one of the look-up.
-        self.owner, self.looking_up = owner, not is_address(host_of(parsed))
+        self.owner, self.looking_up = owner, not is_address(host)
         _exchange.set(self)
         # The event loop runs once and notices which idle connections the servers have closed.
         await asyncio.sleep(0)
@@ -111,7 +112,7 @@ class Exchange:
             try:
                 self.response = await _session(allow_private, reuse).request(
                     method,
-                    _target(parsed),
+                    URL(target.url, encoded=True),  # so that aiohttp changes nothing
                     data=body,
                     headers={"Accept-Encoding": "identity", **headers},
                     ssl=tls_context() if parsed.scheme == "https" else True,
@@ -333,10 +334,3 @@ def tls_context() -> ssl.SSLContext:
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _target(parsed: Url) -> URL:
-    """The parsed URL as aiohttp's type. ``encoded`` stops aiohttp from changing it."""
-    host = host_of(parsed)
-    target = parsed._replace(host=f"[{host}]" if ":" in host else host, fragment=None)
-    return URL(target.url, encoded=True)

@@ -40,12 +40,6 @@ class Refused(Exception):
     """The request is not passed to Django. The arguments are the answer's status, code and message."""
 
 
-def body_file_bytes() -> int:
-    """The bytes that a body in a file counts beside its size, so that there are not too many such files."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return BODIES_MAX_BYTES * BODY_FILES_SHARE // files
-
-
 def body_limit(path: str) -> int:
     return next((limit for start, limit in LIMITS.items() if path.startswith(start)), settings.API_MAX_BODY_BYTES)
 
@@ -101,8 +95,9 @@ async def arrived(environ: dict[str, Any], receive: Receive, room: Room) -> Asyn
                 if message["type"] == "http.disconnect":  # or the rest is not valid HTTP
                     raise Refused(400, "VALIDATION_ERROR", "The request's body is incomplete.")
                 part, more = message["body"], message["more_body"]
-                becomes_file = size <= SPOOL_BYTES < size + len(part)
-                count = len(part) + (body_file_bytes() if becomes_file else 0)
+                count = len(part)
+                if size <= SPOOL_BYTES < size + len(part):  # a file counts more, so that there are not too many
+                    count += BODIES_MAX_BYTES * BODY_FILES_SHARE // resource.getrlimit(resource.RLIMIT_NOFILE)[0]
                 if not room.take_now(client, count):
                     raise Refused(503, "UNAVAILABLE", "The server receives too much at the moment; try again.")
                 taken += count

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SERVICE_NAME = "agent-workflow-service"
-
 _tracer: Any = None
 # The open spans of the tasks that this process executes, by task id.
 _tasks: dict[str, Any] = {}
@@ -26,7 +24,7 @@ def start() -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        os.environ.setdefault("OTEL_SERVICE_NAME", SERVICE_NAME)
+        os.environ.setdefault("OTEL_SERVICE_NAME", "agent-workflow-service")
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

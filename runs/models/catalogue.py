@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from config.database.protected import ProtectedModel
 from config.kernel.encryption import EncryptedField
-from config.kernel.jsonfield import JSONTextField
+from config.kernel.jsontext import JSONTextField
 from credits.usage import MODEL_KEY
 
 # By a call of this tool, a model gives a run's output. No tool of the catalogue has this name.

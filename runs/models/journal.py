@@ -8,7 +8,7 @@ from chats.models import Chat
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
-from config.kernel.jsonfield import JSONTextField
+from config.kernel.jsontext import JSONTextField
 from runs.models.runs import Awaiting, Run
 
 
@@ -38,7 +38,7 @@ class WaitpointStatus(StatusChoices):
     EXPIRED = "EXPIRED", "default", True
 
 
-FINAL_INVOCATION_STATUSES = InvocationStatus.all_final()
+FINAL_INVOCATION_STATUSES = [status for status in InvocationStatus if status.final]
 
 
 class Turn(models.Model):

@@ -11,7 +11,7 @@ from chats.models import Chat
 from config.database.protected import ProtectedModel
 from config.kernel.choices import StatusChoices
 from config.kernel.ids import IdField, RefField
-from config.kernel.jsonfield import JSONTextField
+from config.kernel.jsontext import JSONTextField
 
 
 class RunStatus(StatusChoices):
@@ -30,8 +30,8 @@ class Awaiting(models.TextChoices):
     CLIENT = "client", "the caller's app"
 
 
-FINAL_RUN_STATUSES = RunStatus.all_final()
-LIVE_RUN_STATUSES = RunStatus.all_live()
+FINAL_RUN_STATUSES = [status for status in RunStatus if status.final]
+LIVE_RUN_STATUSES = [status for status in RunStatus if not status.final]
 
 # The model by which callers find a run: the one that answered last, or before the first execution the requested one.
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
