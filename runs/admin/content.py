@@ -3,7 +3,7 @@ each access.
 """
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from chats.models import Message
 from config.kernel.jsontext import to_text
@@ -11,19 +11,8 @@ from runs.models import Compaction, CompactionKind, ModelAttempt, Run, ToolInvoc
 
 ROWS_MAX = 200
 TEXT_MAX = 20_000
-
-
-class Text(NamedTuple):
-    label: str
-    text: str
-    cut: bool
-
-
-class Part(NamedTuple):
-    """A step with one panel, or with two: what went in and what came out."""
-
-    title: str
-    panels: list[Text]
+# The title of a step, and its panels, one or two (what went in and what came out): label, text, whether it was cut.
+Part = tuple[str, list[tuple[str, str, bool]]]
 
 
 def read(run: Run) -> list[Part]:
@@ -67,7 +56,7 @@ def read(run: Run) -> list[Part]:
 def part(title: str, text: str | None = None, **texts: str) -> Part:
     """With one ``text``, or with one for each label."""
     found = texts if text is None else {"": text}
-    return Part(title, [Text(label, text[:TEXT_MAX], len(text) > TEXT_MAX) for label, text in found.items()])
+    return title, [(label, text[:TEXT_MAX], len(text) > TEXT_MAX) for label, text in found.items()]
 
 
 def pretty(data: Any) -> str:
