@@ -101,17 +101,14 @@ class WithActions(StaffAdmin):
 
         return super().get_actions(request) | {
             action.name: (partial(chosen, action), action.name, action.label)
-            for action in self._allowed(request)
-            if action.about == "some"
+            for action in self._allowed(request, "some")
         }
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if isinstance(response, TemplateResponse) and response.context_data is not None:
             response.context_data["actions_list"] = [
-                action.button(self.url("do", action.name))
-                for action in self._allowed(request)
-                if action.about == "none"
+                action.button(self.url("do", action.name)) for action in self._allowed(request, "none")
             ]
         return response
 
@@ -125,18 +122,19 @@ class WithActions(StaffAdmin):
         """The actions that the signed-in person may do with this row."""
         return [
             action.button(self.url("do_one", row.pk, action.name))
-            for action in self._allowed(request)
-            if action.about != "none" and action.offered(row)
+            for action in self._allowed(request, "one", "some")
+            if action.offered(row)
         ]
 
-    def _allowed(self, request: HttpRequest) -> list[Action]:
-        return [action for action in self.staff_actions if request.user.has_perm(action.permission)]
+    def _allowed(self, request: HttpRequest, *about: str) -> list[Action]:
+        may = request.user.has_perm
+        return [action for action in self.staff_actions if action.about in about and may(action.permission)]
 
     def act(self, request: HttpRequest, name: str, object_id: str | None = None) -> HttpResponseBase:
         action = next((action for action in self.staff_actions if action.name == name), None)
         if action is None or (object_id is not None and action.about == "none"):
             raise Http404
-        if action not in self._allowed(request) or not self.has_view_permission(request):
+        if not (request.user.has_perm(action.permission) and self.has_view_permission(request)):
             raise PermissionDenied
         rows = [self.row(request, object_id)] if object_id is not None else self._chosen(request, action)
         if not rows and action.about != "none":

@@ -4,7 +4,6 @@ order, and shows no text of the user.
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -42,17 +41,13 @@ LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikey
 LINKS += [("Endpoints", "webhooks_endpoint"), ("Deliveries", "webhooks_delivery")]
 
 
-def activate(active: bool, text: str) -> Callable[..., Did]:
-    """The ``apply`` of an action that blocks a user, or the opposite."""
-
-    def apply(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-        if user == request.user:
-            raise Conflict("You cannot block yourself.")
-        user.is_active = active
-        user.save(update_fields=["is_active"])
-        return Did(user, text)
-
-    return apply
+def switch(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    """Block a user, or the opposite."""
+    if user == request.user:
+        raise Conflict("You cannot block yourself.")
+    user.is_active = not user.is_active
+    user.save(update_fields=["is_active"])
+    return Did(user, "Unblocked." if user.is_active else "Blocked.")
 
 
 def download(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
@@ -102,7 +97,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
             label="Block",
             permission="auth.change_user",
             question="The service refuses this user from now on. Runs that have started go on.",
-            apply=activate(False, "Blocked."),
+            apply=switch,
             about="one",
             icon="block",
             danger=True,
@@ -113,7 +108,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
             label="Unblock",
             permission="auth.change_user",
             question="The service accepts this user again.",
-            apply=activate(True, "Unblocked."),
+            apply=switch,
             about="one",
             icon="lock_open",
             offered=lambda user: not user.is_active,
