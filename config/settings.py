@@ -356,7 +356,7 @@ JOBS: dict[str, tuple[str, str, float]] = {
     "expire-attachments": ("chats.expire_attachments", "chats.attachments.expire_attachments", 300.0),
     "purge-chats": ("chats.purge", "chats.purge.purge_chats", 3600.0),
     "purge-attachments": ("chats.purge_attachments", "chats.purge.purge_attachments", 3600.0),
-    "expire-grants": ("credits.expire_grants", "credits.expiry.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),
+    "expire-grants": ("credits.expire_grants", "credits.grants.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),
     "sweep-low-credits": ("credits.report_low", "credits.ledger.report_low", 5.0),
 }
 CELERY_BEAT_SCHEDULE = {job: {"task": task, "schedule": seconds} for job, (task, _, seconds) in JOBS.items()}

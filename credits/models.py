@@ -186,7 +186,7 @@ credits_added = Signal()
 
 
 class PendingExpiry(models.Model):
-    """A grant that expires and that ``expiry.expire_grants`` has not finished yet."""
+    """A grant that expires and that ``grants.expire_grants`` has not finished yet."""
 
     grant = models.OneToOneField(LedgerEntry, models.PROTECT, primary_key=True, related_name="+")
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False)

@@ -1,15 +1,27 @@
-"""The API representation of credits: amounts are decimal strings."""
+"""The API representation of credits: amounts are decimal strings. The ledger also as CSV."""
 
+import csv
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
+from io import StringIO
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from config.api.negotiation import ExactJSONRenderer
 from config.api.serializers import CamelSerializer, CreditsTextField, StrictCharField, TimestampField
 from config.kernel import money
-from credits import expiry, grants
-from credits.models import REFERENCE_MAX_CHARS, Account, EntryType
+from credits import grants
+from credits.models import REFERENCE_MAX_CHARS, Account, EntryType, LedgerEntry
+
+# Rows of a part of the CSV. Each part takes a change of threads, and other requests wait while one is made.
+ROWS_AT_ONCE = 25
+NullableText = partial(serializers.CharField, allow_null=True)
+FREE_TEXT = {"toolKey", "reason", "reference"}
+# A spreadsheet would execute text that begins like a formula. Some also accept the full-width signs.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 class ExpiringSerializer(CamelSerializer):
@@ -25,28 +37,50 @@ class AccountSerializer(CamelSerializer):
 
     @extend_schema_field(ExpiringSerializer(many=True))
     def get_expiring(self, account: Account) -> list[dict[str, Any]]:
-        return [ExpiringSerializer(row).data for row in expiry.expiring(account.pk)]
+        return [ExpiringSerializer(row).data for row in grants.expiring(account.pk)]
 
 
 class LedgerEntrySerializer(CamelSerializer):
     id = serializers.CharField()
     type = serializers.ChoiceField(choices=EntryType.choices, help_text="What the row does.")
     amount = CreditsTextField(help_text="Credits as decimal text. `type` says what the row does with them.")
-    tool_key = serializers.CharField(
-        allow_null=True, help_text="The name of the tool, or null for usage of models and for rows without a tool."
-    )
-    chat_id = serializers.CharField(allow_null=True, help_text="The chat that caused the row, or null.")
-    run_id = serializers.CharField(allow_null=True, help_text="The run that caused the row, or null.")
-    invocation_id = serializers.CharField(
-        allow_null=True, help_text="The tool invocation that caused the row, or null."
-    )
+    tool_key = NullableText(help_text="The name of the tool, or null for usage of models and for rows without a tool.")
+    chat_id = NullableText(help_text="The chat that caused the row, or null.")
+    run_id = NullableText(help_text="The run that caused the row, or null.")
+    invocation_id = NullableText(help_text="The tool invocation that caused the row, or null.")
     reason = serializers.CharField(help_text="Why staff or the app's backend wrote the row; otherwise empty.")
-    reference = serializers.CharField(
-        allow_null=True, help_text="The app's own name of the payment or its refund, or null."
-    )
+    reference = NullableText(help_text="The app's own name of the payment or its refund, or null.")
     expires_at = TimestampField(allow_null=True, help_text="When what is left of the grant expires, or null.")
     created_at = TimestampField()
     balance_after = CreditsTextField(help_text="The balance of the account after the row.")
+
+
+class CsvRenderer(ExactJSONRenderer):
+    """Makes ``Accept: text/csv`` negotiable. The view streams the rows itself; errors remain JSON."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+
+def csv_parts(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    """The ledger as CSV, produced in parts during the response."""
+    # One serializer for all rows: a new one for each row would take most of the time, and keep the row in memory.
+    text, serializer, balances = StringIO(), LedgerEntrySerializer(), grants.Balances()
+    writer = csv.writer(text)
+    writer.writerow(serializer.fields)
+    for number, entry in enumerate(entries, 1):
+        row = serializer.to_representation(balances.give(entry))
+        writer.writerow([no_formula(value) if value and name in FREE_TEXT else value for name, value in row.items()])
+        if not number % ROWS_AT_ONCE:
+            yield text.getvalue()
+            text.seek(0)
+            text.truncate()
+    if rest := text.getvalue():
+        yield rest
+
+
+def no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA_SIGNS) else text
 
 
 @extend_schema_field({"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,6})?$", "examples": ["25"]})
@@ -77,9 +111,7 @@ class GrantInputSerializer(CamelSerializer):
         help_text="Your id of the payment. It is unique for ever: the same again grants nothing more.",
     )
     reason = StrictCharField(max_length=200, help_text="What the user bought. It is shown in the ledger.")
-    expires_at = ExpiryField(
-        required=False, allow_null=True, default=None, help_text="When what is left expires. Without it: never."
-    )
+    expires_at = ExpiryField(allow_null=True, default=None, help_text="When what is left expires. Without it: never.")
 
 
 class RevokeInputSerializer(CamelSerializer):
@@ -120,7 +152,7 @@ class UsageSummarySerializer(CamelSerializer):
 
 class ChatUsageSerializer(CamelSerializer):
     chat_id = serializers.CharField()
-    chat_title = serializers.CharField(allow_null=True, help_text="The title of the chat, or null.")
+    chat_title = NullableText(help_text="The title of the chat, or null.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
     timestamp = TimestampField(help_text="The time of the newest row.")
 
@@ -131,13 +163,13 @@ class UsageByChatSerializer(CamelSerializer):
 
 class RunUsageSerializer(CamelSerializer):
     run_id = serializers.CharField()
-    tool_name = serializers.CharField(allow_null=True, help_text="The name of the tool, or null for usage of models.")
+    tool_name = NullableText(help_text="The name of the tool, or null for usage of models.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
     timestamp = TimestampField(help_text="The time of the newest row.")
 
 
 class CreditChatRunsSerializer(CamelSerializer):
-    chat_title = serializers.CharField(allow_null=True, help_text="The title of the chat, or null.")
+    chat_title = NullableText(help_text="The title of the chat, or null.")
     items = RunUsageSerializer(many=True, help_text="One item per run and tool, newest activity first.")
 
 

@@ -17,24 +17,13 @@ from config.api.negotiation import ExactJSONRenderer
 from config.api.viewsets import ServiceViewSet, find
 from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
-from credits import grants, ledger, usage
-from credits.export import CsvRenderer, csv_parts
+from credits import grants, ledger, serializers, usage
 from credits.models import EntryType, LedgerEntry
-from credits.serializers import (
-    AccountSerializer,
-    CreditChatRunsSerializer,
-    GrantInputSerializer,
-    LedgerEntrySerializer,
-    RevokedSerializer,
-    RevokeInputSerializer,
-    UsageByChatSerializer,
-    UsageByDaySerializer,
-    UsageSummarySerializer,
-)
 
 logger = logging.getLogger(__name__)
 # The longest subject that OpenID Connect allows.
 SUBJECT_MAX = 255
+REPLAYED = {"Idempotent-Replayed": "true"}
 
 PERIOD = OpenApiParameter(
     "period", enum=list(usage.PERIODS), default=usage.DEFAULT_PERIOD, description="A rolling window that ends now."
@@ -65,7 +54,7 @@ class CreditsViewSet(ServiceViewSet):
 
 
 class AccountViewSet(CreditsViewSet):
-    serializer_class = AccountSerializer
+    serializer_class = serializers.AccountSerializer
     required_scopes = {"retrieve": "credits:read"}
 
     def retrieve(self, request: Request, **kwargs: Any) -> Response:
@@ -74,22 +63,22 @@ class AccountViewSet(CreditsViewSet):
 
 
 class LedgerViewSet(CreditsViewSet):
-    serializer_class = LedgerEntrySerializer
-    renderer_classes = [ExactJSONRenderer, CsvRenderer]
+    serializer_class = serializers.LedgerEntrySerializer
+    renderer_classes = [ExactJSONRenderer, serializers.CsvRenderer]
 
     def queryset_for(self, user: Any) -> QuerySet[LedgerEntry]:
         return LedgerEntry.objects.filter(account_id=self.owner_id) if user else LedgerEntry.objects.none()
 
     @extend_schema(
         responses={
-            (200, "application/json"): LedgerEntrySerializer(many=True),
+            (200, "application/json"): serializers.LedgerEntrySerializer(many=True),
             (200, "text/csv"): OpenApiResponse(OpenApiTypes.STR, description="Every row, newest first."),
         }
     )
     def list(self, request: Request, **kwargs: Any) -> HttpResponseBase:
         """The ledger, newest first; with `Accept: text/csv` all of it as one file."""
-        if request.accepted_renderer.format == CsvRenderer.format:
-            parts = csv_parts(usage.export(self.owner_id))
+        if request.accepted_renderer.format == serializers.CsvRenderer.format:
+            parts = serializers.csv_parts(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(parts, content_type="text/csv; charset=utf-8", headers=headers)
         balances, represent = grants.Balances(), self.get_serializer().to_representation
@@ -99,33 +88,31 @@ class LedgerViewSet(CreditsViewSet):
 class GrantViewSet(CreditsViewSet):
     """For server keys. The reference makes a call repeatable for ever, an ``Idempotency-Key`` for a day."""
 
-    serializer_class = LedgerEntrySerializer
+    serializer_class = serializers.LedgerEntrySerializer
     idempotent_actions = frozenset({"create", "revoke"})
     error_statuses = {"create": {409}}
 
     def keys_of(self, request: Request) -> int:
         return self.owner_id
 
-    @extend_schema(request=GrantInputSerializer, responses={200: LedgerEntrySerializer, 201: LedgerEntrySerializer})
+    @extend_schema(
+        request=serializers.GrantInputSerializer,
+        responses={200: serializers.LedgerEntrySerializer, 201: serializers.LedgerEntrySerializer},
+    )
     def create(self, request: Request, userId: str) -> Response:
-        entry, repeated = grants.grant(self.owner_id, **self.read(GrantInputSerializer))
-        return replayed(self.show(entry, 200 if repeated else 201), repeated)
+        entry, repeated = grants.grant(self.owner_id, **self.read(serializers.GrantInputSerializer))
+        shown = self.get_serializer(entry).data
+        return Response(shown, 200, headers=REPLAYED) if repeated else Response(shown, 201)
 
-    @extend_schema(request=RevokeInputSerializer, responses=RevokedSerializer)
+    @extend_schema(request=serializers.RevokeInputSerializer, responses=serializers.RevokedSerializer)
     def revoke(self, request: Request, userId: str, ledgerId: str) -> Response:
         given = find(LedgerEntry.objects.filter(account_id=self.owner_id, type=EntryType.GRANT), ledgerId)
-        answer, repeated = grants.revoke(given, **self.read(RevokeInputSerializer))
-        return replayed(Response(answer), repeated)
-
-
-def replayed(response: Response, repeated: bool) -> Response:
-    if repeated:
-        response["Idempotent-Replayed"] = "true"
-    return response
+        answer, repeated = grants.revoke(given, **self.read(serializers.RevokeInputSerializer))
+        return Response(answer, headers=REPLAYED if repeated else None)
 
 
 class UsageViewSet(CreditsViewSet):
-    serializer_class = UsageSummarySerializer
+    serializer_class = serializers.UsageSummarySerializer
     error_statuses = {"of_chat": {-404}}
     query_parameters = {"summary": [PERIOD], "by_chat": [PERIOD], "by_day": [PERIOD]}
 
@@ -133,22 +120,22 @@ class UsageViewSet(CreditsViewSet):
         """Usage by tool."""
         return self.show(usage.summary(self.owner_id, self.period()))
 
-    @extend_schema(responses=UsageByChatSerializer)
+    @extend_schema(responses=serializers.UsageByChatSerializer)
     def by_chat(self, request: Request) -> Response:
         """Usage by chat, every tool and bare model usage combined."""
         entries = usage.by_chat(self.owner_id, self.period())
-        return Response(UsageByChatSerializer({"entries": entries}).data)
+        return Response(serializers.UsageByChatSerializer({"entries": entries}).data)
 
-    @extend_schema(responses=UsageByDaySerializer)
+    @extend_schema(responses=serializers.UsageByDaySerializer)
     def by_day(self, request: Request) -> Response:
         """Usage by UTC day."""
-        return Response(UsageByDaySerializer({"days": usage.by_day(self.owner_id, self.period())}).data)
+        return Response(serializers.UsageByDaySerializer({"days": usage.by_day(self.owner_id, self.period())}).data)
 
-    @extend_schema(responses=CreditChatRunsSerializer)
+    @extend_schema(responses=serializers.CreditChatRunsSerializer)
     def of_chat(self, request: Request, chatId: str) -> Response:
         """A chat's usage by tool and run; empty for a chat that is not the caller's."""
         title, items = usage.of_chat(self.owner_id, chatId) if is_plausible_id(chatId) else (None, [])
-        return Response(CreditChatRunsSerializer({"chat_title": title, "items": items}).data)
+        return Response(serializers.CreditChatRunsSerializer({"chat_title": title, "items": items}).data)
 
     def period(self) -> usage.Period:
         return usage.period_of(self.request.query_params.get("period", usage.DEFAULT_PERIOD))

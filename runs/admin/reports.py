@@ -23,8 +23,8 @@ from django.urls import reverse
 
 from config.kernel import clock, money
 from config.kernel.ids import first_id
-from credits.export import no_formula
 from credits.models import CHARGES, DayTotal, EntryType, LedgerEntry
+from credits.serializers import no_formula
 from credits.usage import MODEL_KEY, display_names
 from runs.models import AgentModel, Run, Tool
 

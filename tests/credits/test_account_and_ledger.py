@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from config.kernel.clock import iso
 from config.kernel.errors import Conflict
-from credits import export, ledger, usage
+from credits import ledger, serializers, usage
 from credits.models import LedgerEntry
 from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
 from tests.factories import UserFactory
@@ -126,7 +126,7 @@ class TestCsv:
     def test_rows_are_read_in_batches_while_they_are_sent(self, session, user, monkeypatch, request):
         """At most one batch is read ahead, and sent rows do not stay in memory."""
         monkeypatch.setattr(usage, "EXPORT_BATCH", 4)
-        monkeypatch.setattr(export, "ROWS_AT_ONCE", 1)
+        monkeypatch.setattr(serializers, "ROWS_AT_ONCE", 1)
         for number in range(26):
             ledger.grant(user.pk, 1, cause=f"{number}")
         made: weakref.WeakSet[LedgerEntry] = weakref.WeakSet()

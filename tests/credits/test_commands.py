@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from config.kernel.clock import iso
-from credits.expiry import expire_grants
+from credits.grants import expire_grants
 from credits.models import Account, LedgerEntry, PendingExpiry
 from tests.credits.helpers import CREDIT, fund, rows, spend, state, stop_clock
 from tests.factories import UserFactory

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from config.kernel import clock
 from credits import ledger
-from credits.expiry import expire_all, expire_grants, unspent
+from credits.grants import expire_all, expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
 from tests.credits.helpers import Clock, clerk, fund, place, rows, spend, state, stop_clock, turn
@@ -160,7 +160,7 @@ class TestExpiry:
         assert state(user) == (0, 0)
 
     def test_the_task_reaches_every_account(self, user, now, monkeypatch):
-        monkeypatch.setattr("credits.expiry.ACCOUNTS_BATCH", 2)
+        monkeypatch.setattr("credits.grants.ACCOUNTS_BATCH", 2)
         users = [user, *(UserFactory() for _ in range(4))]
         for each in users[1:]:
             fund(each, 0)

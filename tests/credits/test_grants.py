@@ -14,7 +14,7 @@ from config.api import session_tokens
 from config.kernel import clock
 from config.kernel.clock import iso
 from credits import grants, ledger
-from credits.expiry import expire_grants, left_of
+from credits.grants import expire_grants, left_of
 from credits.models import Account, LedgerEntry
 from credits.reconcile import drift
 from tests import factories

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from config.kernel import clock
 from config.kernel.errors import Conflict
 from credits import ledger, sums
-from credits.expiry import expire_grants, unspent
+from credits.grants import expire_grants, unspent
 from credits.models import LedgerEntry, PendingExpiry
 from credits.reconcile import drift
 from tests.credits.helpers import Clock, clerk, place, release_run, state, stop_clock, turn

@@ -21,7 +21,7 @@ from config.kernel import clock
 from config.kernel.errors import Conflict
 from config.kernel.money import MICRO
 from credits import ledger
-from credits.expiry import expire_grants
+from credits.grants import expire_grants
 from credits.models import SETTLEMENTS, SPENDING, Account, LedgerEntry
 from runs import lifecycle
 from runs.catalogue.providers import Server

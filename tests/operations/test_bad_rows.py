@@ -16,7 +16,7 @@ from config.database import batches
 from config.kernel import clock
 from config.kernel.ids import first_id
 from config.queue import jobs
-from credits import expiry, ledger
+from credits import grants, ledger
 from credits.models import Account, LedgerEntry, PendingExpiry
 from runs import purge as run_purge
 from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
@@ -208,13 +208,13 @@ def test_grants_expire_after_an_account_that_fails(monkeypatch, counted):
     for user in users:
         ledger.grant(user.pk, 5_000_000, cause=f"test:{user.pk}", expires_at=clock.now() + timedelta(hours=1))
     PendingExpiry.objects.update(expires_at=ago(hours=1))
-    unspent = expiry.unspent
-    monkeypatch.setattr(expiry, "unspent", refuse({users[0].pk}, unspent))
-    assert sum(expiry.expire_grants()) == 10_000_000
+    unspent = grants.unspent
+    monkeypatch.setattr(grants, "unspent", refuse({users[0].pk}, unspent))
+    assert sum(grants.expire_grants()) == 10_000_000
     assert counted == ["expire-grants"]
     assert not LedgerEntry.objects.filter(account=users[0].pk, type="EXPIRY").exists()
-    monkeypatch.setattr(expiry, "unspent", unspent)
-    assert sum(expiry.expire_grants()) == 5_000_000
+    monkeypatch.setattr(grants, "unspent", unspent)
+    assert sum(grants.expire_grants()) == 5_000_000
 
 
 def test_low_balances_are_reported_after_an_account_that_fails(monkeypatch, counted):
