@@ -266,7 +266,11 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         )
 
     def hold(self, entry: LedgerEntry) -> str:
-        return statement.held(entry) or "–"
+        """The hold that the row settled, if it was not charged in full."""
+        if not entry.is_charge or entry.against is None or entry.against.amount == entry.amount:
+            return "–"
+        rest = money.to_text(entry.against.amount - entry.amount)
+        return f"{money.to_text(entry.against.amount)} held, {rest} available again"
 
     @display(description="type", label={entry.value: entry.tone for entry in EntryType})
     def kind(self, entry: LedgerEntry) -> str:

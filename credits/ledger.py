@@ -23,18 +23,11 @@ from config.database.queries import CompiledQuery
 from config.database.writes import Writes
 from config.kernel import clock, money
 from config.kernel.errors import Conflict, DomainError, NotFound, ValidationFailed
+from config.kernel.ids import is_plausible_id
 from config.queue import jobs
 from config.telemetry.metrics import Counter
-from credits import sums
-from credits.models import (
-    BALANCE_LIMIT,
-    REASON_MAX_CHARS,
-    Account,
-    EntryType,
-    LedgerEntry,
-    PendingExpiry,
-    credits_added,
-)
+from credits import models, sums
+from credits.models import BALANCE_LIMIT, REASON_MAX_CHARS, Account, EntryType, LedgerEntry, PendingExpiry
 from webhooks import outbox
 from webhooks.events import CreditsEvent
 
@@ -56,9 +49,7 @@ class Condition(NamedTuple):
 
 
 class InsufficientCredits(DomainError):
-    """402 with ``details.available``, a decimal string, and ``details.topUpUrl`` or null. A tool call stores only the
-    message, which also has the available amount.
-    """
+    """402 with ``details.available``, a decimal string, and ``details.topUpUrl`` or null."""
 
     status, code = 402, "INSUFFICIENT_CREDITS"
 
@@ -114,7 +105,7 @@ def grant(
     recorded = _move(entry)
     if recorded is entry:
         if not is_first:
-            credits_added.send(LedgerEntry, user_id=user_id)
+            models.credits_added.send(LedgerEntry, user_id=user_id)
         if expires_at is not None:
             PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
         given = {"ledgerId": entry.pk, "reference": reference, "amount": money.to_number(amount)}
@@ -127,7 +118,7 @@ def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | N
     """Correct an account up or down, even below zero. Pass a ``cause`` if the call may be repeated."""
     _require(amount != 0, "amount", "An adjustment must not be 0.")
     entry = _entry(EntryType.ADJUSTMENT, user_id, amount, cause=cause, **_correction(reason, staff))
-    credits_added.send(LedgerEntry, user_id=user_id)
+    models.credits_added.send(LedgerEntry, user_id=user_id)
     return _move(entry)
 
 
@@ -141,9 +132,9 @@ def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, referenc
 def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | None = None) -> LedgerEntry:
     """Refund a charge or a part of it, once for each ``cause``. Raises Conflict above the charged amount."""
     _require(amount > 0, "amount", "A refund must be more than 0.")
-    spent = LedgerEntry.objects.filter(pk=entry_id).first()
+    spent = LedgerEntry.objects.filter(pk=entry_id).first() if is_plausible_id(entry_id) else None
     if spent is None:
-        raise NotFound(f"There is no row {entry_id} of the ledger.")
+        raise NotFound(f"There is no row {entry_id[:40]} of the ledger.")
     if not spent.is_charge:
         raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
     # The lock serializes the refunds of one row.
@@ -156,32 +147,23 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
         raise Conflict(f"At most {money.to_text(most)} credits of this row can still be refunded.")
     about = _subject(spent) | _correction(reason, staff)
     entry = _entry(EntryType.REFUND, spent.account_id, amount, cause=cause, against=spent, **about)
-    credits_added.send(LedgerEntry, user_id=spent.account_id)
+    models.credits_added.send(LedgerEntry, user_id=spent.account_id)
     return _move(entry)
 
 
 def hold(
-    user_id: int,
-    amount: int,
-    *,
-    chat_id: str,
-    run_id: str,
-    price: dict[str, Any],
-    invocation_id: str | None = None,
-    tool_key: str | None = None,
-    cause: str | None = None,
-    only_if: Condition | None = None,
+    user_id: int, amount: int, *, run_id: str, cause: str | None = None, only_if: Condition | None = None, **about: Any
 ) -> LedgerEntry | None:
-    """Hold the estimate of a tool call, or, with a ``cause``, the most that a request to a model can cost. Returns None
-    for 0; a repeated call returns the first hold. Raises InsufficientCredits if the available credits are not enough or
-    ``only_if`` is false; then nothing has changed.
+    """Hold the estimate of a tool call, or, with a ``cause``, the most that a request to a model can cost. ``about``:
+    the price, ``chat_id`` and, of a call, ``invocation_id`` and ``tool_key``. Returns None for 0; a repeated call
+    returns the first hold. Raises InsufficientCredits if the available credits are not enough or ``only_if`` is false;
+    then nothing has changed.
     """
     _require(amount >= 0, "amount", "A hold must not be negative.")
     if amount == 0:
         return None
-    about = {"chat_id": chat_id, "run_id": run_id, "invocation_id": invocation_id, "tool_key": tool_key}
-    entry = _entry(EntryType.HOLD, user_id, amount, cause=cause or f"hold:{invocation_id}", price=price, **about)
-    recorded = _post([entry], only_if)
+    cause = cause or f"hold:{about['invocation_id']}"
+    recorded = _post([_entry(EntryType.HOLD, user_id, amount, cause=cause, run_id=run_id, **about)], only_if)
     if recorded is None:
         raise InsufficientCredits(account_for(user_id).available)
     return recorded
@@ -234,10 +216,9 @@ def _settled(hold: LedgerEntry, amount: int) -> None:
 
 
 def expire(pending: PendingExpiry, amount: int, part: int) -> None:
-    """Expire ``amount`` of a grant. ``part`` is the number of its earlier EXPIRY rows. For ``expiry.py`` only."""
+    """Expire ``amount`` of a grant. ``part`` is the number of its earlier EXPIRY rows. For ``grants.py`` only."""
     cause = f"expiry:{pending.grant_id}:{part}"
-    entry = _entry(EntryType.EXPIRY, pending.account_id, amount, cause=cause, against_id=pending.grant_id)
-    _move(entry)
+    _move(_entry(EntryType.EXPIRY, pending.account_id, amount, cause=cause, against_id=pending.grant_id))
 
 
 def _settlement(hold: LedgerEntry, amount: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
@@ -326,15 +307,8 @@ def _movement(rows: list[LedgerEntry], only_if: Condition | None = None) -> tupl
     crossed = "".join(_CROSSED.format(threshold, 1 << bit) for bit, threshold in enumerate(thresholds))
     now = connection.ops.adapt_datetimefield_value(first.created_at)
     values: list[Any] = [balance, held, now, balance, held, first.type == EntryType.ADJUSTMENT, held, balance]
-    values += [
-        *[balance] * len(thresholds),
-        first.account_id,
-        held,
-        balance,
-        -BALANCE_LIMIT,
-        BALANCE_LIMIT,
-        first.cause,
-    ]
+    values += [balance for _ in thresholds]
+    values += [first.account_id, held, balance, -BALANCE_LIMIT, BALANCE_LIMIT, first.cause]
     statement = _CHANGE_ACCOUNT.format(crossed=crossed)
     if first.type == EntryType.HOLD:
         statement, values = statement + _COVERED, [*values, balance, held]

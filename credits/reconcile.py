@@ -1,36 +1,23 @@
 """Compares accounts and usage totals with the ledger. Corrects nothing: staff must look at a difference first."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
 
 from config.kernel import money
-from credits.models import (
-    CHARGES,
-    SETTLEMENTS,
-    Account,
-    ChatDayTotal,
-    ChatTotal,
-    DayTotal,
-    EntryType,
-    LedgerEntry,
-    RunTotal,
-    UsageTotal,
-)
+from credits import models
+from credits.models import CHARGES, SETTLEMENTS, Account, EntryType, LedgerEntry, UsageTotal
 from credits.sums import effect
 
 DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}
-DEBITS = "type IN ('CAPTURE', 'USAGE')"
 SPENDING = "type IN ('CAPTURE', 'USAGE', 'REFUND') AND chat_id IS NOT NULL"
 NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: the SQL condition."""
 
     model: type[UsageTotal]
@@ -43,10 +30,10 @@ def kinds() -> list[Kind]:
     day, tool = DAY[connection.vendor], "COALESCE(tool_key, '')"
     run = {"chat_id": "chat_id", "run_id": "run_id", "tool_key": tool}
     return [
-        Kind(DayTotal, {"day": day, "tool_key": tool}, "amount", DEBITS),
-        Kind(ChatTotal, {"chat_id": "chat_id"}, NET, SPENDING),
-        Kind(ChatDayTotal, {"day": day, "chat_id": "chat_id"}, NET, SPENDING),
-        Kind(RunTotal, run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
+        Kind(models.DayTotal, {"day": day, "tool_key": tool}, "amount", "type IN ('CAPTURE', 'USAGE')"),
+        Kind(models.ChatTotal, {"chat_id": "chat_id"}, NET, SPENDING),
+        Kind(models.ChatDayTotal, {"day": day, "chat_id": "chat_id"}, NET, SPENDING),
+        Kind(models.RunTotal, run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
     ]
 
 
@@ -67,10 +54,8 @@ def _accounts() -> Iterator[str]:
     ).exclude(balance=F("ledger_balance"), held=F("ledger_held"))
     for account in accounts.select_related("user").order_by("pk").iterator():
         username = account.user.get_username()
-        for name, actual, expected in (
-            ("balance", account.balance, account.ledger_balance),
-            ("held", account.held, account.ledger_held),
-        ):
+        for name in ("balance", "held"):
+            actual, expected = getattr(account, name), getattr(account, f"ledger_{name}")
             if actual != expected:
                 yield f"{username}: {name} is {money.to_text(actual)}, the ledger says {money.to_text(expected)}"
 

@@ -77,14 +77,6 @@ def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
     return f"{amount} for {what}{approval}"
 
 
-def held(entry: LedgerEntry) -> str:
-    """A text about the hold that the row settled, if it was not charged in full."""
-    if not entry.is_charge or entry.against is None or entry.against.amount == entry.amount:
-        return ""
-    rest = money.to_text(entry.against.amount - entry.amount)
-    return f"{money.to_text(entry.against.amount)} held, {rest} available again"
-
-
 def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:
     """When the user approved the calls of these rows, by the call's id."""
     calls = {entry.invocation_id for entry in entries if entry.invocation_id}

@@ -70,30 +70,19 @@ def reached_by(user_id: int, needed: int, run_id: str, budget: int | None) -> tu
     return EntryType.RELEASE, None
 
 
-def covers(needed: str) -> Exists:
-    """A condition: the account of ``run__user_id`` has as many available credits as the row's column ``needed``."""
-    return Exists(Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef(needed)))
-
-
-def _open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
-    # A settled hold cannot be settled again; leaving such holds out saves statements.
+def open_holds_of(**runs: Any) -> QuerySet[LedgerEntry]:
+    """The holds that are not settled. Those of requests to models have no ``tool_key``."""
     settled = LedgerEntry.objects.filter(against=OuterRef("pk"), type__in=SETTLEMENTS)
     return LedgerEntry.objects.filter(~Exists(settled), type=EntryType.HOLD, **runs)
 
 
-# The holds of a run that are not settled; those of its requests to models have no ``tool_key``.
-open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: _open_holds_of(run_id=run_id), str)
+open_holds: CompiledQuery[LedgerEntry] = CompiledQuery(lambda run_id: open_holds_of(run_id=run_id), str)
 
 
 def held_by(run_ids: QuerySet[Any], *, without_calls: QuerySet[Any]) -> Combinable:
     """An expression: the sum of the open holds of these runs, except those of the calls ``without_calls``."""
-    holds = _open_holds_of(run_id__in=run_ids).exclude(invocation_id__in=without_calls)
+    holds = open_holds_of(run_id__in=run_ids).exclude(invocation_id__in=without_calls)
     return Cast(sum_by("type", holds, "amount"), BigIntegerField())
-
-
-def has_open_turn_hold(run_id: OuterRef) -> Exists:
-    """Whether a run has an open hold of a request to a model, as a condition on a query's rows."""
-    return Exists(_open_holds_of(run_id=run_id, tool_key=None))
 
 
 def sum_by(key: str, rows: QuerySet[Any], amount: str | Combinable) -> Combinable:

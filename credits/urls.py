@@ -1,5 +1,3 @@
-"""Routes of credits."""
-
 from django.urls import path
 
 from credits import views

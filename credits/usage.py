@@ -5,13 +5,13 @@ that time. ``all`` has no lower bound. Whole UTC days are read from the totals t
 at the start of a period from ledger rows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.db.models import Count, F, Max, QuerySet, Sum, Value
+from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, TruncDate
 from django.utils.module_loading import import_string
 
@@ -53,9 +53,8 @@ def period_of(name: str) -> Period:
 
 def display_names(tool_keys: Collection[str]) -> dict[str, str]:
     """The names that people see: the catalogue's; for tools that are not in it ``draw_chart`` → ``Draw chart``."""
-    names_of: Callable[[Collection[str]], dict[str, str]] = import_string(settings.CREDITS_TOOL_NAMES)
-    names = {key: _in_words(key) for key in tool_keys} | names_of(tool_keys)
-    return names | {MODEL_KEY: "Model usage"}
+    names: dict[str, str] = import_string(settings.CREDITS_TOOL_NAMES)(tool_keys)
+    return {key: _in_words(key) for key in tool_keys} | names | {MODEL_KEY: "Model usage"}
 
 
 def _in_words(name: str) -> str:
@@ -93,7 +92,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
     sums = _sums(ChatDayTotal if period.start else ChatTotal, user_id, period, SPENDING, "chat_id", F("chat_id"))
     sums.pop(None, None)  # rows without a chat
-    titles = _titles(user_id, sums)
+    titles = import_string(settings.CREDITS_CHAT_TITLES)(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
     return [
         {"chat_id": chat_id, "chat_title": titles.get(chat_id), "amount": total.amount, "timestamp": total.latest}
@@ -108,7 +107,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
         {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
         for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
     ]
-    return _titles(user_id, [chat_id]).get(chat_id), items
+    return import_string(settings.CREDITS_CHAT_TITLES)(user_id, [chat_id]).get(chat_id), items
 
 
 def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
@@ -122,11 +121,10 @@ def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
 def export(user_id: int) -> Iterator[LedgerEntry]:
     """Every row, newest first. Read in batches: a slow client holds little memory and no database cursor."""
     rows = LedgerEntry.objects.filter(account_id=user_id).order_by("-created_at", "-pk")
-    batch = list(rows[:EXPORT_BATCH])
-    while batch:
+    older = Q()
+    while batch := list(rows.filter(older)[:EXPORT_BATCH]):
         yield from batch
         older = beyond(batch[-1].created_at, batch[-1].pk, ascending=False)
-        batch = list(rows.filter(older)[:EXPORT_BATCH])
 
 
 class _Total(NamedTuple):
@@ -159,8 +157,3 @@ def _sums(
         known = sums.get(found, _Total(0, 0, newest))
         sums[found] = _Total(known.amount + total, known.records + count, max(known.latest, newest))
     return sums
-
-
-def _titles(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
-    titles_of: Callable[[int, Iterable[str]], dict[str, str | None]] = import_string(settings.CREDITS_CHAT_TITLES)
-    return titles_of(user_id, chat_ids)

@@ -116,7 +116,8 @@ def settle_lost_turns(seconds: float = math.inf) -> int:
     """Settle released runs that no worker takes over soon, so that they do not keep their users' credits held. Returns
     how many were settled.
     """
-    left = Run.objects.filter(LEFT, sums.has_open_turn_hold(OuterRef("pk")), updated_at__lt=clock.now() - NUDGE_GRACE)
+    held = Exists(sums.open_holds_of(run_id=OuterRef("pk"), tool_key=None))
+    left = Run.objects.filter(LEFT, held, updated_at__lt=clock.now() - NUDGE_GRACE)
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))
 
 

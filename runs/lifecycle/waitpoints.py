@@ -5,12 +5,13 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BigIntegerField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import BigIntegerField, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Sum
 
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.queue.nudges import nudge_after_commit
 from credits import ledger, sums
+from credits.models import Account
 from runs import events
 from runs.apps import RESUME_PAID
 from runs.errors import CallError, RunError
@@ -141,7 +142,8 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
 
 def payable() -> QuerySet[Waitpoint]:
     """The waitpoints of runs that wait for credits and can now pay their next step, each run taken alone."""
-    waiting = Waitpoint.objects.filter(sums.covers("needed"), status=WaitpointStatus.PENDING, needed__isnull=False)
+    covered = Account.objects.filter(pk=OuterRef("run__user_id"), balance__gte=F("held") + OuterRef("needed"))
+    waiting = Waitpoint.objects.filter(Exists(covered), status=WaitpointStatus.PENDING, needed__isnull=False)
     spent = ExpressionWrapper(sums.committed_subquery("run_id") + F("needed"), BigIntegerField())
     return waiting.annotate(spent=spent).filter(Q(run__max_credits=None) | Q(run__max_credits__gte=F("spent")))
 

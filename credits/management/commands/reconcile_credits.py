@@ -1,5 +1,3 @@
-"""Compare each account with its ledger."""
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError

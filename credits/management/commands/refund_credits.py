@@ -1,8 +1,6 @@
 from typing import Any
 
 from config.kernel import money
-from config.kernel.errors import NotFound
-from config.kernel.ids import is_plausible_id
 from credits import ledger
 from credits.management.moving import MovingCommand
 
@@ -12,7 +10,5 @@ class Command(MovingCommand):
     target = {"dest": "entry", "help": "the row's id, as led_…"}
 
     def move(self, micro: int, entry: str, reason: str, staff: Any, **options: Any) -> tuple[str, int]:
-        if not is_plausible_id(entry):
-            raise NotFound(f"There is no row {entry[:40]} of the ledger.")
         row = ledger.refund(entry, micro, reason=reason, staff=staff)
         return f"Refunded {money.to_text(micro)} credits of {entry}", row.account_id
