@@ -30,11 +30,7 @@ CANDIDATES_MAX = 500
 # The ORDER BY has three columns, so that the database uses no other index.
 _CANDIDATES = """
     WITH RECURSIVE waiting (endpoint_id, step) AS (
-        SELECT (
-            SELECT endpoint_id FROM webhooks_delivery
-            WHERE status = 'PENDING' AND (ready, endpoint_id) > (true, %s)
-            ORDER BY ready, endpoint_id, next_attempt_at LIMIT 1
-        ), 1
+        SELECT CAST(%s AS varchar(32)), 0
         UNION ALL
         SELECT (
             SELECT later.endpoint_id FROM webhooks_delivery later
@@ -54,7 +50,7 @@ _CANDIDATES = """
         endpoint.user_id IS NULL AS of_installation,
         (endpoint.enabled AND endpoint.deleted_at IS NULL) AS is_open,
         endpoint.drop_until IS NOT NULL AS is_dropping
-    FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id
+    FROM waiting JOIN webhooks_endpoint endpoint ON endpoint.id = waiting.endpoint_id AND step > 0
     ORDER BY (
         SELECT min(next_attempt_at) FROM webhooks_delivery
         WHERE status = 'PENDING' AND ready = true AND endpoint_id = endpoint.id
@@ -126,10 +122,15 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     Returns the claims, whether deliveries had to be left because there was no slot, and the next ``after``, which is
     empty at the end.
     """
-    candidates, closed, after = _candidates(after)
-    if closed:
+    with connection.cursor() as cursor:
+        cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
+        rows = [Candidate(*row) for row in cursor.fetchall()]
+    after = max(row.endpoint_id for row in rows) if len(rows) == CANDIDATES_MAX else ""
+    rows = [row for row in rows if not row.is_dropping]
+    if closed := [row.endpoint_id for row in rows if not row.is_open]:
         transitions.drop(closed)
         transitions.pass_on_due()
+    candidates = [row for row in rows if row.is_open and row.in_flight < concurrency(row.of_installation)]
     allowances = allocate_slots(candidates, busy, WEBHOOK_WORKER_CAPACITY, WEBHOOK_BATCH_SIZE)
     if not allowances:
         return [], bool(candidates), after
@@ -161,17 +162,6 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
     return allowances
 
 
-def _candidates(after: str) -> tuple[list[Candidate], list[str], str]:
-    """Endpoints to serve, longest waiting first; ids of closed ones with deliveries; and the next ``after``."""
-    with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
-        rows = [Candidate(*row) for row in cursor.fetchall()]
-    left = [row for row in rows if not row.is_dropping]
-    found = [row for row in left if row.is_open and row.in_flight < concurrency(row.of_installation)]
-    closed = [row.endpoint_id for row in left if not row.is_open]
-    return found, closed, max(row.endpoint_id for row in rows) if len(rows) == CANDIDATES_MAX else ""
-
-
 @transaction.atomic
 def _claim(allowances: dict[str, int]) -> list[Claim]:
     tick, now = clock.steady(), clock.now()
@@ -181,8 +171,7 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
         return []
     due = _due_ids(endpoints, allowances, now)
     ready = Delivery.objects.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True)
-    ready = ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk")
-    deliveries = list(ready)
+    deliveries = list(ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk"))
     for delivery in deliveries:
         delivery.endpoint = endpoints[delivery.endpoint_id]
     transitions.claim(deliveries, new_id("clm"), now)

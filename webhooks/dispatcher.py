@@ -164,9 +164,10 @@ async def attempt(claim: claims.Claim) -> Attempt:
     """Sign and send a delivery, without the database. Never raises: a failure is an outcome. Sets the context of log
     lines, so it needs a task of its own.
     """
-    logs.request_id.set(claim.delivery.request_id or logs.NONE)
-    logs.run_id.set(claim.delivery.run_id)
-    logs.task_id.set(claim.delivery.pk)
+    delivery, number = claim.delivery, claim.delivery.attempt_count
+    logs.request_id.set(delivery.request_id or logs.NONE)
+    logs.run_id.set(delivery.run_id)
+    logs.task_id.set(delivery.pk)
     started_at, tick = claim.now(), time.monotonic()
     status_code, error, kept = None, None, ""
     try:
@@ -175,16 +176,14 @@ async def attempt(claim: claims.Claim) -> Attempt:
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
-        logger.exception(
-            "attempt %s of delivery %s failed unexpectedly", claim.delivery.attempt_count, claim.delivery.pk
-        )
+        logger.exception("attempt %s of delivery %s failed unexpectedly", number, delivery.pk)
         error = f"Internal error ({type(failure).__name__})."
     duration_ms = round((time.monotonic() - tick) * 1000)
-    outcome = claim.delivery.attempt(
+    outcome = delivery.attempt(
         started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
     )
     if not outcome.succeeded:
-        logger.info("attempt %s failed: %s", claim.delivery.attempt_count, error or f"status {status_code}")
+        logger.info("attempt %s failed: %s", number, error or f"status {status_code}")
     return outcome
 
 

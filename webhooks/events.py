@@ -13,6 +13,10 @@ class Field(NamedTuple):
     source: str = ""
 
 
+def one_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
 NUMBER = {"type": "number"}
 TIME = {"type": "string", "format": "date-time"}
 
@@ -63,7 +67,7 @@ class Event(AnyEvent):
         {
             "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
             "name": Field("The name of the tool.", "draw_chart"),
-            "status": Field("The status of the call.", "COMPLETED", {"type": "string", "enum": ["COMPLETED"]}),
+            "status": Field("The status of the call.", "COMPLETED", one_of("COMPLETED")),
             "creditUsed": Field("What the call cost, in credits.", 12, NUMBER),
         },
         ("tool.completed", "COMPLETED"),
@@ -74,11 +78,7 @@ class Event(AnyEvent):
         {
             "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
             "name": Field("The name of the tool.", "make_video"),
-            "awaiting": Field(
-                "Who gives the outcome, the tool or the caller's app.",
-                "tool",
-                {"type": "string", "enum": ["tool", "client"]},
-            ),
+            "awaiting": Field("Who gives the outcome, the tool or the caller's app.", "tool", one_of("tool", "client")),
             "expiresAt": Field("When the call fails without an outcome.", "2026-11-21T12:34:56.789Z", TIME),
         },
         ("tool.parked", ""),
@@ -89,9 +89,7 @@ class Event(AnyEvent):
         "A run waits for an answer.",
         {
             "waitpointId": Field("The id of the waitpoint.", "wp_01kb5w3v5p6q7r8s9t0v1w2x3y", source="id"),
-            "kind": Field(
-                "What is asked.", "CREDIT_APPROVAL", {"type": "string", "enum": ["CREDIT_APPROVAL", "CLARIFICATION"]}
-            ),
+            "kind": Field("What is asked.", "CREDIT_APPROVAL", one_of("CREDIT_APPROVAL", "CLARIFICATION")),
             "expiresAt": Field("When the run fails if nobody answers.", "2026-11-21T12:34:56.789Z", TIME),
         },
         ("run.status", "waiting"),

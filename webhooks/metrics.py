@@ -35,9 +35,7 @@ def gauges() -> Iterator[Gauge]:
     now = clock.now()
     first = oldest_due(now)
     waiting = (now - first if first else timedelta()).total_seconds()
-    due = Delivery.objects.filter(
-        status=Delivery.Status.PENDING, ready__in=(True, False), next_attempt_at__lte=now
-    ).order_by()
-    count = due[:COUNT_MAX].count()
+    due = Delivery.objects.filter(status=Delivery.Status.PENDING, ready__in=(True, False), next_attempt_at__lte=now)
+    count = due.order_by()[:COUNT_MAX].count()
     yield Gauge("webhook_deliveries_due", f"Deliveries that are due; {COUNT_MAX} stands for more.", {(): float(count)})
     yield Gauge("webhook_oldest_due_seconds", "How long the oldest due delivery has waited.", {(): waiting})

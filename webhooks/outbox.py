@@ -1,6 +1,5 @@
 """Records events for endpoints, in the transaction of the change that they report. ``dispatcher.py`` sends them."""
 
-from functools import cache
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -36,12 +35,6 @@ _RECORD = """
 """
 
 
-@cache
-def _record_sql(vendor: str) -> str:
-    json = "to_json" if vendor == "postgresql" else "json_quote"
-    return _RECORD.format(json=json, users=get_user_model()._meta.db_table)
-
-
 def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
     """Record an event of a user's credits for the installation endpoint, if that gets extended events. One query."""
     writes = Writes()
@@ -72,7 +65,9 @@ def add(
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
     # Users' endpoints get only the events of runs.
     values += [moment, moment, user_id if of_run else None, bool(of_run) and not event.extended]
-    writes.execute(_record_sql(connection.vendor), values, then=lambda: nudge_after_commit(DELIVER))
+    json = "to_json" if connection.vendor == "postgresql" else "json_quote"
+    record = _RECORD.format(json=json, users=get_user_model()._meta.db_table)
+    writes.execute(record, values, then=lambda: nudge_after_commit(DELIVER))
     return event_id
 
 

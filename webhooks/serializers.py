@@ -102,5 +102,4 @@ class DeliverySerializer(CamelSerializer):
 
     @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
     def get_next_attempt_at(self, delivery: Delivery) -> Any:
-        """Null when the delivery is finished, and while an attempt is under way."""
         return None if delivery.claim_id else clock.iso(delivery.next_attempt_at)

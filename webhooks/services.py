@@ -17,7 +17,6 @@ from webhooks.models import Attempt, Delivery, Endpoint
 
 INSTALLATION: Any = None
 URL_MAX_CHARS = 2048
-SECRET_BYTES = 32
 PURGE_BATCH = 1000
 
 
@@ -60,7 +59,7 @@ def register(
     secret, if it is not to be random. A rotated secret that no key decrypts gets no grace window.
     """
     endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
-    chosen = secret or secrets.token_hex(SECRET_BYTES)
+    chosen = secret or secrets.token_hex(32)
     if endpoint is None:
         new = Endpoint(
             user=user, url=url, secret=chosen, extended_events=bool(extended), created_at=now, updated_at=now

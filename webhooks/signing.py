@@ -57,15 +57,11 @@ def verify(headers: Mapping[str, str], body: bytes, secret: str, now: float) -> 
         standard = lower["webhook-signature"].split(" ")
     except KeyError as error:
         raise VerificationFailed(f"the header {error.args[0]} is missing") from None
-    if not _same(signature, contract_signature(secret, timestamp, body)):
+    if not hmac.compare_digest(signature.encode(), contract_signature(secret, timestamp, body).encode()):
         raise VerificationFailed("X-Service-Signature does not match")
-    expected = standard_signature(secret, event_id, seconds, body)
-    if not any(_same(candidate, expected) for candidate in standard):
+    expected = standard_signature(secret, event_id, seconds, body).encode()
+    if not any(hmac.compare_digest(candidate.encode(), expected) for candidate in standard):
         raise VerificationFailed("webhook-signature does not match")
     for moment in (int(timestamp) / 1000, int(seconds)):
         if abs(now - moment) > TOLERANCE_SECONDS:
             raise VerificationFailed(f"the timestamp is more than {TOLERANCE_SECONDS} seconds off")
-
-
-def _same(left: str, right: str) -> bool:
-    return hmac.compare_digest(left.encode(), right.encode())

@@ -139,14 +139,13 @@ def _end_waits() -> int:
     """Deliveries whose wait is over become ready. A claim that lapsed without an outcome is a failed attempt."""
     waited, lapsed = [], []
     hold = timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS + WEBHOOK_CLAIM_MARGIN_SECONDS)
+    milliseconds = hold // timedelta(milliseconds=1)
     for delivery in _batch(Q(next_attempt_at__lte=clock.now()), ready=False).defer("body"):
         if delivery.claim_id is None:
             waited.append(delivery.pk)
         else:
             started_at = (delivery.next_attempt_at or clock.now()) - hold
-            lapsed.append(
-                delivery.attempt(started_at=started_at, duration_ms=round(hold.total_seconds() * 1000), error=UNKNOWN)
-            )
+            lapsed.append(delivery.attempt(started_at=started_at, duration_ms=milliseconds, error=UNKNOWN))
     if waited:
         _pending(waited).update(ready=True)
     _end_attempts(lapsed)

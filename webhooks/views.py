@@ -15,6 +15,7 @@ from webhooks.models import Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
 
 TESTS_PER_MINUTE = 10
+STATUS = OpenApiParameter("status", enum=Delivery.Status.values, description="Only deliveries with this status.")
 
 
 class WebhookViewSet(ServiceViewSet):
@@ -58,14 +59,7 @@ class WebhookViewSet(ServiceViewSet):
 
 class DeliveryViewSet(ServiceViewSet):
     serializer_class = DeliverySerializer
-    query_parameters = {
-        "list": [
-            OpenApiParameter("status", enum=Delivery.Status.values, description="Only deliveries with this status.")
-        ]
-    }
+    query_parameters = {"list": [STATUS]}
 
     def queryset_for(self, user: Any) -> Any:
-        return services.deliveries_of(user)
-
-    def list(self, request: Request) -> Response:
-        return self.page(services.deliveries_of(request.user, request.query_params.get("status")))
+        return services.deliveries_of(user, self.request.query_params.get("status"))

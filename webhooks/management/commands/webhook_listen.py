@@ -11,8 +11,6 @@ from django.core.management.base import BaseCommand, CommandError
 
 from webhooks.signing import VerificationFailed, verify
 
-READ_TIMEOUT_SECONDS = 10
-
 
 class Command(BaseCommand):
     help = "Receive webhooks on 127.0.0.1: verify the signatures and the timestamp, print each event, answer 200."
@@ -28,7 +26,7 @@ class Command(BaseCommand):
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            timeout = READ_TIMEOUT_SECONDS
+            timeout = 10  # seconds, for each read
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
