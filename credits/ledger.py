@@ -139,11 +139,9 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
         raise NotFound("Only a CAPTURE or USAGE row can be refunded.")
     # The lock serializes the refunds of one row.
     Account.objects.select_for_update(no_key=True).get(pk=spent.account_id)
-    repeated = LedgerEntry.objects.filter(cause=cause).first() if cause else None
-    if repeated is not None:
+    if cause and (repeated := LedgerEntry.objects.filter(cause=cause).first()) is not None:
         return repeated
-    most = sums.refundable(spent)
-    if amount > most:
+    if amount > (most := sums.refundable(spent)):
         raise Conflict(f"At most {money.to_text(most)} credits of this row can still be refunded.")
     about = _subject(spent) | _correction(reason, staff)
     entry = _entry(EntryType.REFUND, spent.account_id, amount, cause=cause, against=spent, **about)

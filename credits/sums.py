@@ -12,14 +12,9 @@ from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, L
 
 # The most rows that ``reached_by`` searches.
 REACHING_ROWS = 200
-
-
-def _signed(plus: list[EntryType]) -> Combinable:
-    return Case(When(type__in=plus, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
-
-
 # The signed amounts of SPENDING rows (a refund is negative), and of the rows of ``_committed``.
-NET_SPENDING, _NET_HOLDS = _signed(CHARGES), _signed([EntryType.HOLD])
+NET_SPENDING = Case(When(type__in=CHARGES, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
+_NET_HOLDS = Case(When(type=EntryType.HOLD, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
 
 
 def refundable(entry: LedgerEntry) -> int:

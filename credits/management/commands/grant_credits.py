@@ -23,8 +23,7 @@ class Command(MovingCommand):
             help="when the unspent part expires: days from now, or a time such as 2027-01-31T00:00:00Z",
         )
 
-    def move(self, micro: int, username: str, reason: str, **options: Any) -> tuple[str, int]:
-        expires = options.get("expires")
+    def move(self, micro: int, username: str, reason: str, expires: str | None, **options: Any) -> tuple[str, int]:
         end = None if expires is None else parse_end(expires)
         user = user_named(username)
         ledger.grant(user.pk, micro, cause=f"command:{new_id('grant')}", reason=reason, expires_at=end)
