@@ -16,6 +16,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from django.conf import settings
+from rest_framework.exceptions import AuthenticationFailed
 
 from config.kernel.errors import Unavailable
 from config.outbound import client
@@ -39,10 +40,6 @@ JWKS_MAX_BYTES = 1024 * 1024
 COLD_RETRY_SECONDS = 2.0
 
 
-class InvalidToken(Exception):
-    """The token is not valid, or not valid any more. The message is for people."""
-
-
 def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
     """A token of the local issuer for ``username``."""
     now = int(time.time())
@@ -53,31 +50,31 @@ def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
 
 
 def verify(token: str) -> dict[str, Any]:
-    """The claims of a valid token. Raises InvalidToken; Unavailable without the provider's keys."""
+    """The claims of a valid token. Raises AuthenticationFailed; Unavailable without the provider's keys."""
     if len(token) > TOKEN_MAX_CHARS:
-        raise InvalidToken("The session token is too long.")
+        raise AuthenticationFailed("The session token is too long.")
     try:
         header = jwt.get_unverified_header(token)
         # Checked before a key is looked up. After that, the type of the key determines the algorithm, not the token.
         if header.get("alg") not in ALGORITHMS:
-            raise InvalidToken("The session token's algorithm is not accepted.")
+            raise AuthenticationFailed("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
             jwk = jwks(settings.SESSION_JWKS_URL).key_for(header.get("kid"))
             signer = Signer(jwk.key, jwk.algorithm_name, settings.SESSION_ISSUER, settings.SESSION_AUDIENCE)
         else:
             signer = Signer(local_keys(settings.SESSION_KEY)[1], "EdDSA", LOCAL_ISSUER, LOCAL_AUDIENCE)
         if header["alg"] != signer.algorithm:
-            raise InvalidToken("The session token's algorithm is not that of its key.")
+            raise AuthenticationFailed("The session token's algorithm is not that of its key.")
         claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
         if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
             raise jwt.ExpiredSignatureError
     except jwt.ExpiredSignatureError:
-        raise InvalidToken("The session token has expired.") from None
+        raise AuthenticationFailed("The session token has expired.") from None
     # Also the errors of PyJWT's JSON and number parsing, for tokens that are made to break it.
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidToken("The session token is not valid.") from None
+        raise AuthenticationFailed("The session token is not valid.") from None
     if not isinstance(claims["sub"], str) or not claims["sub"]:
-        raise InvalidToken("The session token names no subject.")
+        raise AuthenticationFailed("The session token names no subject.")
     return claims
 
 
@@ -129,7 +126,7 @@ class Jwks:
         self.fetching: Future[None] | None = None
 
     def key_for(self, kid: str | None) -> jwt.PyJWK:
-        """The key with this id. Raises InvalidToken if it is unknown, Unavailable while there are no keys at all."""
+        """The key with this id. Raises AuthenticationFailed if it is unknown, Unavailable while there are no keys."""
         found = self._find(kid)
         if found is None or time.monotonic() - self.fetched_at > SESSION_JWKS_CACHE_SECONDS:
             failed = not self.keys and self.tried_at > float("-inf")
@@ -143,7 +140,7 @@ class Jwks:
         if not self.keys:
             message = "The identity provider's keys are not available at the moment; try again."
             raise Unavailable(message, headers={"Retry-After": f"{COLD_RETRY_SECONDS:.0f}"})
-        raise InvalidToken("The session token's key is not known.")
+        raise AuthenticationFailed("The session token's key is not known.")
 
     def _find(self, kid: str | None) -> jwt.PyJWK | None:
         keys = self.keys

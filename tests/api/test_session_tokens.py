@@ -235,9 +235,9 @@ class TestIdentityProvider:
         with time_passed(provider, 61):
             with ThreadPoolExecutor(20) as pool:
                 outcomes = list(pool.map(outcome, storm))
-            assert set(outcomes) == {"InvalidToken"}
+            assert set(outcomes) == {"AuthenticationFailed"}
             assert provider.fetches == 2
-            assert outcome(provider.token("r1", headers={"kid": "another"})) == "InvalidToken"
+            assert outcome(provider.token("r1", headers={"kid": "another"})) == "AuthenticationFailed"
             assert provider.fetches == 2
 
     def test_known_keys_do_not_wait_for_a_fetch(self, provider):

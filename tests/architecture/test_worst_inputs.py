@@ -12,7 +12,6 @@ from rest_framework.exceptions import APIException
 
 from apikeys.serializers import ApiKeyInputSerializer
 from chats.serializers import AttachmentInput, ChatChanges, ChatInput
-from config.api import session_tokens
 from config.api.errors import envelope, to_domain_error
 from config.api.serializers import CamelSerializer
 from config.kernel import garbage
@@ -38,7 +37,7 @@ REFERENCE_SECONDS = 0.03
 LOOP_SECONDS = 0.25
 ANSWER_MAX_BYTES = 64 * 1024
 # What the readers raise for text that they do not accept, all with a message for the sender.
-REFUSALS = (DomainError, APIException, ToolFailure, ModelError, session_tokens.InvalidToken, RpcError, ValueError)
+REFUSALS = (DomainError, APIException, ToolFailure, ModelError, RpcError, ValueError)
 REFUSALS += (LookupFailed, RecursionError, tasks.Away, tasks.Refused)
 SEARCHES = {"compile", "match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split", "template"}
 WITH_PATTERNS = {"RegexValidator", "RegexField", "re_path"}
