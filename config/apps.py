@@ -15,9 +15,6 @@ class PlatformConfig(AppConfig):
     verbose_name = "Platform"
 
     def ready(self) -> None:
-        # ``jobs`` declares metrics that each process can show. ``publisher`` sends the metrics of this process.
-        import config.queue.jobs
-        import config.queue.publisher  # noqa: F401
         from config import checks
         from config.telemetry import logs, sentry, tracing
 

@@ -7,7 +7,7 @@ counted from indexes of live rows, and kept for METRICS_CACHE_SECONDS.
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from django.conf import settings
@@ -17,13 +17,12 @@ from django.utils.crypto import constant_time_compare
 from django.utils.module_loading import import_string
 from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from config import redis
 from config.api.errors import error_response
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.telemetry import metrics
-from config.telemetry.metrics import PREFIX, Gauge
+from config.telemetry.metrics import Gauge
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class Reading:
 
     gauges: list[Gauge] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    last_success: dict[tuple[str], float] = field(default_factory=dict)
+    ends: dict[tuple[str], float] = field(default_factory=dict)
     up: dict[str, bool] = field(default_factory=dict)
 
 
@@ -72,7 +71,7 @@ def _read_redis(found: Reading) -> bool:
     try:
         with redis.client(decode_responses=True) as client:
             ends = client.hgetall(metrics.LATEST).items()
-            found.last_success = {(key.partition("\t")[2],): float(at) for key, at in ends}
+            found.ends = {(key.partition("\t")[2],): float(at) for key, at in ends}
             names = list(client.smembers(metrics.PROCESSES) - {metrics.this_process()})
             texts = client.mget([metrics.TEXT + name for name in names]) if names else []
             found.texts = [text for text in texts if text]
@@ -102,19 +101,13 @@ def _read_database(found: Reading) -> bool:
     return True
 
 
-def families(reading: Reading) -> Iterator[Metric]:
+def families(reading: Reading) -> list[Gauge]:
     up = {(name,): float(answers) for name, answers in reading.up.items()}
-    yield _family(Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]))
-    help = "When the job last succeeded, in seconds since the epoch."
-    yield _family(Gauge(metrics.LAST_SUCCESS, help, reading.last_success, ["job"]))
-    yield from map(_family, reading.gauges)
-
-
-def _family(gauge: Gauge) -> Metric:
-    family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
-    for labels, value in sorted(gauge.values.items()):
-        family.add_metric(labels, value)
-    return family
+    return [
+        Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]),
+        Gauge(metrics.LAST_SUCCESS, "When the job last succeeded, in seconds since the epoch.", reading.ends, ["job"]),
+        *reading.gauges,
+    ]
 
 
 def joined(texts: Iterable[str]) -> str:

@@ -10,13 +10,13 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 from django.conf import settings
+from prometheus_client.core import GaugeMetricFamily
 
 from config import redis
 
@@ -79,11 +79,10 @@ def report() -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Gauge:
+class Gauge(GaugeMetricFamily):
     """Values by their labels, read for each request of the metrics page. ``name`` is without the namespace."""
 
-    name: str
-    help: str
-    values: dict[Any, float]
-    labels: Sequence[str] = ()
+    def __init__(self, name: str, help: str, values: dict[Any, float], labels: Sequence[str] = ()) -> None:
+        super().__init__(PREFIX + name, help, labels=labels)
+        for key, value in sorted(values.items()):
+            self.add_metric(key, value)

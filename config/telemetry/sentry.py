@@ -36,8 +36,7 @@ def start() -> None:
 
 def remove_content(event: Any, hint: Any) -> Any:
     """The report without user content and with the ids of request, run and task as tags."""
-    request = event.get("request") or {}
-    event["request"] = {"method": request.get("method")}
+    event["request"] = {"method": (event.get("request") or {}).get("method")}
     event.pop("extra", None)
     event.pop("user", None)
     for error in (event.get("exception") or {}).get("values", ()):

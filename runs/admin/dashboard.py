@@ -202,11 +202,11 @@ def _hours() -> list[datetime]:
 def health() -> list[dict[str, str]]:
     """Each part: its state, a tone, and the runbook if it is not well. ``link`` leads to the run that it is about."""
     found, now = metrics_page.reading(), clock.now()
-    values = {gauge.name: gauge.values.get((), 0.0) for gauge in found.gauges}
-    workers, waited = int(values.get("run_workers", 0)), values.get("runs_oldest_queued_seconds", 0.0)
+    values = {sample.name: sample.value for gauge in found.gauges for sample in gauge.samples}
+    workers, waited = int(values.get("agents_run_workers", 0)), values.get("agents_runs_oldest_queued_seconds", 0.0)
     redis = found.up["redis"]
     # Beat starts all jobs, so the job that succeeded last says how it is.
-    ended = found.last_success.values()
+    ended = found.ends.values()
     silent = now - datetime.fromtimestamp(max(ended), UTC) if ended else None
     beat = silent is not None and silent.total_seconds() < BEAT_SECONDS_MAX
     beats = "works" if beat else f"silent for {span(silent)}" if silent else "no job has ended yet"

@@ -33,7 +33,7 @@ def reading(monkeypatch) -> metrics_page.Reading:
     """What the processes report: all is well."""
     found = metrics_page.Reading(up={"redis": True, "database": True})
     found.gauges = [Gauge("run_workers", "", {(): 2.0}), Gauge("runs_oldest_queued_seconds", "", {(): 0.0})]
-    found.last_success = {("sweep-runs",): clock.now().timestamp() - 5}
+    found.ends = {("sweep-runs",): clock.now().timestamp() - 5}
     monkeypatch.setattr(metrics_page, "reading", lambda: found)
     return found
 
@@ -64,7 +64,7 @@ def test_each_part_that_fails_leads_to_its_runbook(reading):
     assert found["Last error"]["value"].startswith("provider_unauthorized, ")
     assert failed.pk in found["Last error"]["link"]
     reading.up["redis"] = True
-    reading.last_success = {("sweep-runs",): clock.now().timestamp() - 900}
+    reading.ends = {("sweep-runs",): clock.now().timestamp() - 900}
     assert parts()["Beat"]["value"] == "silent for 15 min 0 s"
 
 

@@ -231,7 +231,7 @@ def test_an_index_alone_counts_the_runs_that_wait(user):
         factories.RunFactory.create_batch(30, chat__user=user, **fields)
     factories.RunFactory.create_batch(30, chat=chat, status="queued", blocked=True)
     with plans_of("runs_run") as plans:
-        shown = next(iter(gauges())).values
+        shown = {(sample.labels["state"],): sample.value for sample in next(iter(gauges())).samples}
     assert [shown[state,] for state in ("waiting", "throttled", "in_line")] == [30, 30, 30]
     counting = [plan for plan in plans.texts if "actual rows=30" in plan]
     assert len(counting) == 3
