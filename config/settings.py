@@ -395,10 +395,7 @@ SECURE_SSL_REDIRECT = ENV.flag("SECURE_SSL_REDIRECT", _https)
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENV.flag("TRUST_FORWARDED_PROTO", False) else None
 #: HSTS (default: one year if `BASE_URL` starts with https)
 SECURE_HSTS_SECONDS = ENV.whole("SECURE_HSTS_SECONDS", 31536000 if _https else 0)
-SECURE_HSTS_INCLUDE_SUBDOMAINS = _https
-SECURE_HSTS_PRELOAD = _https
-SESSION_COOKIE_SECURE = _https
-CSRF_COOKIE_SECURE = _https
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))

@@ -27,11 +27,8 @@ from config.kernel import money
 from config.kernel.errors import BY_STATUS, DomainError
 
 SURFACES = ("/api/v1/", "/api/public/v1/")
-PRODUCTION = {
-    "url": "https://{host}",
-    "description": "Production",
-    "variables": {"host": {"default": "agents.example.com"}},
-}
+HOST = {"default": "agents.example.com"}
+PRODUCTION = {"url": "https://{host}", "description": "Production", "variables": {"host": HOST}}
 ON_EVERY_ANSWER = ("X-Request-Id", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
 

@@ -108,8 +108,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
     def check_permissions(self, request: Request) -> None:
         super().check_permissions(request)
         # A path that does not have this method is 405, whatever scopes the key has.
-        handled = self.action in self.action_map.values()
-        if self.surface != "session" and handled and (scope := self.required_scope()):
+        if self.surface != "session" and self.action in self.action_map.values() and (scope := self.required_scope()):
             self.require_scope(scope)
 
     def require_scope(self, scope: str) -> None:
@@ -155,9 +154,9 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
         """The caller's object that the path names; anything else is 404."""
         return find(self.get_queryset(), self.kwargs[self.lookup_url_kwarg or self.lookup_field])
 
-    def read(self, serializer_class: type[CamelSerializer], data: Any = None) -> dict[str, Any]:
-        """The validated body (or ``data``); 400 with every field's messages otherwise."""
-        return serializer_class.validated((self.request.data or {}) if data is None else data)
+    def read(self, serializer_class: type[CamelSerializer]) -> dict[str, Any]:
+        """The validated body; 400 with every field's messages otherwise."""
+        return serializer_class.validated(self.request.data or {})
 
     def page(self, rows: QuerySet, show: Callable[[Any], Any] | None = None, **how: Any) -> Response:
         """The answer with the requested page of ``rows``; ``how`` as for ``pagination.page``."""

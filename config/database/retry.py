@@ -43,9 +43,8 @@ class Outage:
             self._failures += 1
             if first or now - self._logged_at >= LOG_SECONDS:
                 self._logged_at = now
-                logger.warning(
-                    "the database is not available (%s; %d failures); trying again", reason(error), self._failures
-                )
+                line = "the database is not available (%s; %d failures); trying again"
+                logger.warning(line, reason(error), self._failures)
 
     def ended(self) -> bool:
         """Call this after each success. Returns False if it is too early to say that the outage is over."""

@@ -18,6 +18,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 
 from config.database.protected import Key, require_key
 
+Values = Mapping[str, Any]
 FIRST = "first"
 # Compiled statements that are kept of each kind. Their number is not bounded: models decide how many rows are inserted.
 STATEMENTS_MAX = 256
@@ -46,9 +47,7 @@ class Writes:
             self.execute(_insert(model, len(rows)), values)
             self.inserted += rows
 
-    def update(
-        self, model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any], key: Key | None = None
-    ) -> None:
+    def update(self, model: type[models.Model], where: Values, changes: Values, key: Key | None = None) -> None:
         """UPDATE the rows whose fields have the values of ``where``, which may be None. Fields are named by attribute
         (``chat_id``), values are no expressions, and protected fields change only with the model's ``key``.
         """
@@ -61,7 +60,7 @@ class Writes:
         conditions, found = _found(model, where)
         self.execute(_update(model, tuple(changes), conditions), values + found)
 
-    def lock(self, model: type[models.Model], where: Mapping[str, Any]) -> None:
+    def lock(self, model: type[models.Model], where: Values) -> None:
         """Lock the rows whose fields have the values of ``where``, as an UPDATE does. For guards."""
         conditions, found = _found(model, where)
         self.execute(_lock(model, conditions), found)
@@ -124,9 +123,7 @@ def insert(*rows: models.Model) -> None:
     writes.do()
 
 
-def update(
-    model: type[models.Model], where: Mapping[str, Any], changes: Mapping[str, Any], key: Key | None = None
-) -> int:
+def update(model: type[models.Model], where: Values, changes: Values, key: Key | None = None) -> int:
     """``Writes.update`` alone. Returns how many rows it changed."""
     writes = Writes()
     writes.update(model, where, changes, key)
@@ -182,7 +179,7 @@ def _conditions(model: type[models.Model], where: tuple[tuple[str, bool], ...]) 
     return " AND ".join(f'"{column}" {"IS NULL" if is_null else "= %s"}' for column, is_null in columns)
 
 
-def _found(model: type[models.Model], where: Mapping[str, Any]) -> tuple[str, list[Any]]:
+def _found(model: type[models.Model], where: Values) -> tuple[str, list[Any]]:
     db, fields = connections[DEFAULT_DB_ALIAS], _fields(model)
     conditions = _conditions(model, tuple((name, value is None) for name, value in where.items()))
     return conditions, [fields[name].get_db_prep_value(value, db) for name, value in where.items() if value is not None]

@@ -1,7 +1,5 @@
 """The errors by which domain code rejects a request, each with code and message. Apps have subclasses of their own."""
 
-from typing import Any
-
 
 class DomainError(Exception):
     """A rejected request. ``status`` is the HTTP status, ``code`` is stable for clients, ``message`` is for people."""
@@ -11,11 +9,7 @@ class DomainError(Exception):
     message = "The request is not valid."
 
     def __init__(
-        self,
-        message: str | None = None,
-        *,
-        details: dict[str, Any] | None = None,
-        headers: dict[str, str] | None = None,
+        self, message: str | None = None, *, details: dict | None = None, headers: dict[str, str] | None = None
     ) -> None:
         self.message, self.details, self.headers = message or self.message, details, headers or {}
         super().__init__(self.message)

@@ -156,9 +156,8 @@ class Threads:
     async def run(self, user_id: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function on a thread. Nothing can stop a thread: the function limits its own time."""
         await self._share.take(user_id)
-        work = asyncio.get_running_loop().run_in_executor(
-            self._pool, partial(copy_context().run, function, *args, **kwargs)
-        )
+        call = partial(copy_context().run, function, *args, **kwargs)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, call)
         # After a cancel, the thread and the user's place stay occupied until the function returns.
         work.add_done_callback(lambda _: self._share.give_back(user_id))
         return await asyncio.shield(work)

@@ -44,23 +44,14 @@ READ_BYTES = 16 * 1024
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
-async def request(
-    method: str,
-    url: str,
-    *,
-    headers: Mapping[str, str],
-    body: bytes | None,
-    total_timeout: float,
-    max_bytes: int,
-    **options: Any,
-) -> Answer:
+async def request(method: str, url: str, *, total_timeout: float, max_bytes: int, **options: Any) -> Answer:
     """Send one request and return its answer, also with an error status. ``options`` and errors are those of
     ``Exchange.open``, and RequestTimedOut after ``total_timeout`` seconds.
     """
     exchange = Exchange()
     try:
         async with asyncio.timeout(total_timeout):
-            response = await exchange.open(method, url, headers=headers, body=body, **options)
+            response = await exchange.open(method, url, **options)
             parts: list[bytes] = []
             with contextlib.suppress(RequestFailed):  # what has arrived is the answer, and ``truncated``
                 async for part in exchange.parts(max_bytes):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 
 from django.db import transaction
 
@@ -38,10 +39,9 @@ def send(nudges: list[Nudge]) -> None:
     # The web processes have imported Celery. Most commands of manage.py send nothing and do without it.
     from config.celery import app
 
+    publish = partial(app.send_task, retry=False, ignore_result=True)
     for nudge in grouped(nudges):
-        nudge.context.run(
-            app.send_task, nudge.task, args=nudge.ids, countdown=nudge.countdown, retry=False, ignore_result=True
-        )
+        nudge.context.run(publish, nudge.task, args=nudge.ids, countdown=nudge.countdown)
     source.interval_seconds = min(GATHER_SECONDS, len(nudges) * GATHER_SECONDS_PER_NUDGE)
 
 
