@@ -1,8 +1,4 @@
-"""``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission and position.
-
-The views check a request like any other and answer with a ``StreamResponse``, which our web server sends from its event
-loop. A server other than ours sends only the events that exist now; the client reconnects for later ones.
-"""
+"""``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission, position and frames."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +53,7 @@ class Frames:
 
 
 class StreamResponse(StreamingHttpResponse):
-    """A ``LiveResponse`` for our server. The ordinary body is for servers that cannot keep streams open."""
+    """A ``LiveResponse``. A server other than ours sends only the events that exist now; clients reconnect for more."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening

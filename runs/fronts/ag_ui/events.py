@@ -1,8 +1,6 @@
-"""A run as AG-UI 1.0 shows it: the events of its stream, and the messages of a chat. One AG-UI run is one answer: it
-ends with our run, or where our run needs the client; the next one continues there.
-
-The messages of earlier runs come from their rows, and those of a run up to some event from its stream. Both give a
-message the same id, because a client keeps the position of a message that it has.
+"""A run as AG-UI 1.0 shows it: the events of its stream, and the messages of a chat. One AG-UI run ends with our run,
+or where it needs the client; the next one continues there. Messages of earlier runs come from their rows, those of a
+run up to some event from its stream, with the same ids: a client keeps the position of a message that it has.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,4 @@
-"""A run as the AI SDK, versions 6 and 7, shows it: the chunks of a UI message stream, and the UI messages of a chat. A
-client makes equal UI messages from the chunks.
+"""A run as the AI SDK, versions 6 and 7, shows it: chunks of a UI message stream, and the equal UI messages of a chat.
 
 A client repeats its request for ever if a stream finishes while an approved call has no output at all, or on a call
 without ``providerExecuted``. So the outcome of a call that the client executed has this field, too.
