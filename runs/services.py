@@ -97,7 +97,7 @@ _pending: CompiledQuery[Waitpoint] = CompiledQuery(
 
 def find_run(user_id: int, run_id: str) -> Run | None:
     """One run as ``runs_of`` returns it. It uses compiled queries, because this is the most frequent request."""
-    return _complete(_run.first(user_id, run_id))
+    return _complete(_run.first(user_id, run_id)) if is_plausible_id(run_id) else None
 
 
 def find_run_with_user(username: str, run_id: str) -> Run | None:

@@ -67,10 +67,7 @@ class RunViewSet(RunActions):
         return services.find_run_with_user(username, self.kwargs["runId"]) if is_one else None
 
     def get_object(self) -> Run:
-        run_id = self.kwargs["runId"]
-        found = self.found
-        if found is None and is_plausible_id(run_id):
-            found = services.find_run(self.request.user.pk or 0, run_id)
+        found = self.found or services.find_run(self.request.user.pk or 0, self.kwargs["runId"])
         if found is None:
             raise NotFound
         return found

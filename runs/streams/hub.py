@@ -114,8 +114,7 @@ class Stream:
     def __init__(self, hub: Hub, channel: Channel, opening: Opening) -> None:
         self.hub, self.channel, self.opening = hub, channel, opening
         self.position = opening.after
-        self.closed = False
-        self.started = False
+        self.closed = self.started = False
 
     async def next(self) -> list[Event] | None:
         """The next events. The first list is empty, so that the client receives something at once; so is the list after
