@@ -20,27 +20,22 @@ from config.outbound.urls import RequestFailed
 OUTBOUND_LOOKUPS_MAX = 256
 OUTBOUND_LOOKUPS_PER_USER = 64
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Address family and socket address, the arguments of socket() and connect().
 Target = tuple[socket.AddressFamily, tuple]
 
-# 100.64.0.0/10 is carrier-grade NAT and the metadata service of some clouds; 168.63.129.16 is Azure's host agent.
-_REFUSED_V4 = [
-    ipaddress.IPv4Network(block)
+# The public Internet routes global unicast only. This excludes ::/8 (loopback, IPv4-compatible and -mapped),
+# 64:ff9b::/96 (NAT64), fc00::/7, fe80::/10, fec0::/10 and ff00::/8.
+_GLOBAL_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+# 100.64.0.0/10 is carrier-grade NAT and the metadata service of some clouds; 168.63.129.16 is Azure's host agent. The
+# blocks of IPv6 lead to embedded IPv4 addresses or are not routed.
+_REFUSED = [
+    ipaddress.ip_network(block)
     for block in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16"),
         *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
         *("192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4"),
-        "240.0.0.0/4",
+        *("240.0.0.0/4", "2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
     )
-]
-# The public Internet routes global unicast only. This excludes ::/8 (loopback, IPv4-compatible and -mapped),
-# 64:ff9b::/96 (NAT64), fc00::/7, fe80::/10, fec0::/10 and ff00::/8. Within global unicast, the blocks below lead to
-# embedded IPv4 addresses or are not routed.
-_GLOBAL_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
-_REFUSED_V6 = [
-    ipaddress.IPv6Network(block)
-    for block in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
 ]
 
 REFUSED = "The host's address is not public."
@@ -55,10 +50,9 @@ class LookupFailed(RequestFailed):
     """The look-up found no address in time. The message is for people."""
 
 
-def is_public(address: Address) -> bool:
-    if isinstance(address, ipaddress.IPv4Address):
-        return not any(address in block for block in _REFUSED_V4)
-    return address in _GLOBAL_UNICAST_V6 and not any(address in block for block in _REFUSED_V6)
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    is_routed = address.version == 4 or address in _GLOBAL_UNICAST_V6
+    return is_routed and not any(address in block for block in _REFUSED)
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:

@@ -29,10 +29,8 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
         return
     try:
         shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False)).result(timeout)
-    except TimeoutError:
-        raise ValueError(LOOKUP_TIMED_OUT) from None
-    except LookupFailed as error:
-        raise ValueError(str(error)) from None
+    except (TimeoutError, LookupFailed) as error:
+        raise ValueError(str(error) or LOOKUP_TIMED_OUT) from None
 
 
 async def asend(method: str, url: str, **options: Any) -> Answer:

@@ -268,8 +268,7 @@ async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
 
 
 # By event loop and (allow_private, reuse): requests to public addresses share no connection with others.
-_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]]
-_sessions = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Any, dict[tuple[bool, bool], aiohttp.ClientSession]] = WeakKeyDictionary()
 
 
 def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
