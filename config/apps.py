@@ -31,9 +31,9 @@ class StaffAdminConfig(SimpleAdminConfig):
 
     def ready(self) -> None:
         framework.register(check_dependencies, framework.Tags.admin)
-        framework.register(check_admin, framework.Tags.admin)
 
 
+@framework.register(framework.Tags.admin)
 def check_admin(app_configs: Any, **kwargs: Any) -> list[framework.CheckMessage]:
     """Django's checks of the admin, after its discovery."""
     import_module(settings.ROOT_URLCONF)

@@ -34,16 +34,12 @@ class SparingQoS(QoS):
 Channel.QoS = SparingQoS
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+signals.setup_logging.connect(lambda **kwargs: None, weak=False)  # so that Celery keeps LOGGING of the settings
 signals.before_task_publish.connect(logs.write_headers)
 signals.task_prerun.connect(logs.read_headers)
 signals.task_postrun.connect(logs.reset)
 signals.worker_init.connect(checks.require_valid_settings)
 signals.beat_init.connect(checks.require_valid_settings)  # beat has its own app, but it can be started with this one
-
-
-@signals.setup_logging.connect
-def keep_django_logging(**kwargs: object) -> None:
-    """A connected receiver stops Celery from replacing LOGGING of the settings."""
 
 
 @signals.worker_ready.connect

@@ -407,7 +407,6 @@ METRICS_CACHE_SECONDS = 5
 # Functions that return gauges for each scrape. These modules also declare the metrics of their apps.
 METRICS_SOURCES = ["runs.metrics.gauges", "webhooks.metrics.gauges"]
 
-# Both need the packages of requirements-observability.txt, which are imported only if the setting is set.
 #: where traces are sent, over OTLP/HTTP; needs `requirements-observability.txt`
 OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 #: a trace's address in your tracing backend, with `{trace}` for its id; a run's page in the admin then links to it

@@ -1,7 +1,5 @@
 """The Celery tasks of the scheduled jobs (JOBS of the settings). An app's other tasks are in the app."""
 
-from typing import Any
-
 from celery import shared_task
 from celery.signals import worker_ready, worker_shutting_down
 from django.conf import settings
@@ -28,11 +26,5 @@ def prune_sessions() -> int:
     return Session.objects.filter(expire_date__lt=clock.now()).delete()[0]
 
 
-@worker_ready.connect
-def begin_reports(**kwargs: Any) -> None:
-    publisher.metrics.put(None)
-
-
-@worker_shutting_down.connect
-def stop_jobs(**kwargs: Any) -> None:
-    batches.stopping.set()
+worker_ready.connect(lambda **kwargs: publisher.metrics.put(None), weak=False)
+worker_shutting_down.connect(lambda **kwargs: batches.stopping.set(), weak=False)
