@@ -26,10 +26,11 @@ from runs.tools.schema import check_answer, one_check_of
 
 CLIENT_TOOLS_MAX = 32
 CLIENT_TOOL_NAME = "Use 1 to 64 letters, digits, _ and -."
-CLIENT_TOOL_DESCRIPTION_MAX_CHARS = 2000
 # Bytes of the data that answers a question with a schema.
 ANSWER_DATA_MAX_BYTES = 64 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
+# Why something failed or was refused.
+WHY: dict[str, Any] = {"min_length": 1, "max_length": 1000, "trim_whitespace": False}
 
 
 class ProgressSerializer(CamelSerializer):
@@ -111,10 +112,7 @@ class ClientToolInput(CamelSerializer):
         help_text="The name, which no tool of the catalogue has.",
     )
     description = StrictCharField(
-        max_length=CLIENT_TOOL_DESCRIPTION_MAX_CHARS,
-        allow_blank=True,
-        trim_whitespace=False,
-        help_text="What the tool does and when to use it.",
+        max_length=2000, allow_blank=True, trim_whitespace=False, help_text="What the tool does and when to use it."
     )
     input_schema = SentSchemaField(help_text="The JSON Schema of the arguments: an object, at most 16 KiB.")
 
@@ -166,13 +164,7 @@ class CallResultInput(CamelSerializer):
     """Exactly one of both."""
 
     result = AnyField(required=False, help_text="The result: text for the model, or any JSON.")
-    error = StrictCharField(
-        min_length=1,
-        max_length=1000,
-        required=False,
-        trim_whitespace=False,
-        help_text="Why the call failed; the model is told it.",
-    )
+    error = StrictCharField(**WHY, required=False, help_text="Why the call failed; the model is told it.")
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         if len(values) != 1:
@@ -288,11 +280,7 @@ class CreditApprovalAnswer(CamelSerializer):
     )
     approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
     reason = StrictCharField(
-        min_length=1,
-        max_length=1000,
-        **OPTIONAL,
-        trim_whitespace=False,
-        help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal.",
+        **WHY, **OPTIONAL, help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal."
     )
     max_credits = CreditsNumberField(
         minimum=1,

@@ -23,6 +23,11 @@ from runs.tools.base import parse_signing_secret
 
 # For each call.
 CALLBACKS_PER_MINUTE = 60
+FILE_HEADERS = {
+    "Cache-Control": "private, no-cache",
+    "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 @csrf_exempt
@@ -81,14 +86,5 @@ def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: 
     except FileNotFoundError:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
         raise NotFound from None
-    return FileResponse(
-        file,
-        as_attachment=True,
-        filename=file_name,
-        content_type=files.content_type(file_name),
-        headers={
-            "Cache-Control": "private, no-cache",
-            "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
-            "X-Content-Type-Options": "nosniff",
-        },
-    )
+    kind = files.content_type(file_name)
+    return FileResponse(file, as_attachment=True, filename=file_name, content_type=kind, headers=FILE_HEADERS)

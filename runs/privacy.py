@@ -311,12 +311,8 @@ def _rename(user: Any, reason: str, staff: Any) -> str | None:
     pseudonym = f"erased-{secrets.token_hex(8)}"
     names = {"username": pseudonym, "email": "", "first_name": "", "last_name": ""}
     users.filter(pk=user.pk).update(**names, password=make_password(None), last_login=None)
-    LogEntry.objects.create(
-        user_id=(staff or user).pk,
-        content_type=ContentType.objects.get_for_model(get_user_model()),
-        object_id=str(user.pk),
-        object_repr=pseudonym,
-        action_flag=CHANGE,
-        change_message=f"Erased{'' if staff else ' at the command line'}: {reason}",
-    )
+    kind = ContentType.objects.get_for_model(get_user_model())
+    entry = LogEntry(user_id=(staff or user).pk, content_type=kind, object_id=str(user.pk), object_repr=pseudonym)
+    entry.action_flag, entry.change_message = CHANGE, f"Erased{'' if staff else ' at the command line'}: {reason}"
+    entry.save()
     return pseudonym

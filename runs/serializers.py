@@ -38,6 +38,7 @@ REASONING_SHOWN_CHARS = 8 * 1024
 # The fields in which providers give reasoning: a text, or a list of items with such fields.
 REASONING_FIELDS = ("thinking", "summary", "text", "value")
 NAME: dict[str, Any] = {"min_length": 1, "max_length": 100, **OPTIONAL}
+TEXT: dict[str, Any] = {"min_length": 1, "trim_whitespace": False, **OPTIONAL}
 METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
 METADATA_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -199,10 +200,8 @@ class MetadataField(serializers.DictField):
 
 class RunInput(CamelSerializer):
     message = StrictCharField(
-        min_length=1,
         max_length=settings.MESSAGE_MAX_CHARS,
-        **OPTIONAL,
-        trim_whitespace=False,
+        **TEXT,
         help_text="The message of the user. With `replaces`, that run's message and attachments if left out.",
     )
     attachment_ids = BoundedListField(
@@ -222,10 +221,8 @@ class RunInput(CamelSerializer):
         help_text="The names of the tools that the run may call; all that the agent has if left out.",
     )
     instructions = StrictCharField(
-        min_length=1,
         max_length=RUN_INSTRUCTIONS_MAX_CHARS,
-        **OPTIONAL,
-        trim_whitespace=False,
+        **TEXT,
         help_text="What the model is told beside the agent's own instructions. API keys may be refused it.",
     )
     output_schema = OutputSchemaField(

@@ -108,13 +108,10 @@ class McpTool:
         properties = path | {key: field for schema in reversed(schemas) for key, field in schema["properties"].items()}
         # If there are several bodies, the fields that the first one requires are required for all.
         required = [*path, *(key for schema in schemas[:2] for key in schema.get("required", ()))]
-        return {
-            "name": name,
-            "title": name.replace("_", " ").capitalize(),
-            "description": self.description,
-            "inputSchema": {"type": "object", "properties": properties, "required": required},
-            "annotations": {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run},
-        }
+        schema = {"type": "object", "properties": properties, "required": required}
+        hints = {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run}
+        about = {"name": name, "title": name.replace("_", " ").capitalize(), "description": self.description}
+        return about | {"inputSchema": schema, "annotations": hints}
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,8 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
     if tool.shows is None or "idempotency_key" not in given:
         found = handle()
     else:
-        made = idempotency.made_once(
-            request.user,
-            "mcp",
-            given["idempotency_key"],
-            hashlib.sha256(dumps([name, path, sorted(body.items())])).hexdigest(),
-            lambda: str(handle()["id"]),
-        )
+        digest = hashlib.sha256(dumps([name, path, sorted(body.items())])).hexdigest()
+        made = idempotency.made_once(request.user, "mcp", given["idempotency_key"], digest, lambda: str(handle()["id"]))
         found = prepared(request, tool.shows, "retrieve", {str(tool.shows.lookup_url_kwarg): made}, {}, {})()
         if "title" in found and not has_scope(request, "chats:read"):
             # The chat may have got its title from its first message since it was made.

@@ -293,11 +293,9 @@ class Hub:
             streams = [stream for channel in self.channels.values() for stream in channel.streams]
             if not streams:
                 continue
-            users, keys = await self.ask(
-                reads.live_credentials,
-                {stream.opening.user_id for stream in streams},
-                {stream.opening.key_id for stream in streams if stream.opening.key_id},
-            )
+            user_ids = {stream.opening.user_id for stream in streams}
+            key_ids = {stream.opening.key_id for stream in streams if stream.opening.key_id}
+            users, keys = await self.ask(reads.live_credentials, user_ids, key_ids)
             for stream in streams:
                 opening = stream.opening
                 expired = opening.expires_at is not None and opening.expires_at <= time.time()

@@ -71,10 +71,8 @@ def live_credentials(user_ids: Iterable[int], key_ids: Iterable[str]) -> tuple[s
     """The users that are active, and the keys that may still read runs."""
     users = get_user_model()._default_manager.filter(pk__in=list(user_ids), is_active=True)
     keys = ApiKey.objects.filter(pk__in=list(key_ids), revoked_at=None, expires_at__gt=clock.now())
-    return (
-        set(users.values_list("pk", flat=True)),
-        {key_id for key_id, scopes in keys.values_list("pk", "scopes") if "runs:read" in scopes},
-    )
+    may_read = {key_id for key_id, scopes in keys.values_list("pk", "scopes") if "runs:read" in scopes}
+    return set(users.values_list("pk", flat=True)), may_read
 
 
 def rebuilt(run_id: str, after: int) -> list[Event]:

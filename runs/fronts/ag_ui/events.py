@@ -146,12 +146,9 @@ def interrupt(waitpoint: Data, call: Call) -> dict[str, Any]:
         about["toolCallId"] = call_id
     if waitpoint["kind"] == WaitpointKind.CREDIT_APPROVAL:
         verb = "needs" if "reason" in asked else "costs"
-        return about | {
-            "reason": "credit_approval",
-            "message": f"{asked['toolName']} {verb} {asked['estimatedCredits']} credits",
-            "responseSchema": APPROVAL,
-            "metadata": amounts(asked),
-        }
+        message = f"{asked['toolName']} {verb} {asked['estimatedCredits']} credits"
+        about |= {"reason": "credit_approval", "message": message}
+        return about | {"responseSchema": APPROVAL, "metadata": amounts(asked)}
     name, value = "answer", {"type": "string"}
     if "schema" in asked:
         name, value = "data", asked["schema"]

@@ -191,14 +191,10 @@ def ui_message(message: Message, recorded: dict[str, Recorded], base: str) -> di
 
 
 def _sent(message: Message, base: str) -> list[dict[str, Any]]:
+    url = f"{settings.BASE_URL}{base}/attachments"
     files = [
-        {
-            "type": "file",
-            "mediaType": attachment.content_type,
-            "filename": attachment.file_name,
-            "url": f"{settings.BASE_URL}{base}/attachments/{attachment.pk}/content",
-        }
-        for attachment in message.attachments.all()
+        {"type": "file", "mediaType": file.content_type, "filename": file.file_name, "url": f"{url}/{file.pk}/content"}
+        for file in message.attachments.all()
     ]
     return [{"type": "text", "text": message.content}, *files]
 

@@ -80,12 +80,9 @@ class Command(BaseCommand):
         if not all(sign for _, sign, _ in given):
             raise ValueError("--header must be NAME=VALUE.")
         headers = {name: with_variables(value) for name, _, value in given}
-        imported = import_mcp(
-            options["url"],
-            headers=to_text(headers) if headers else "",
-            prefix=options["prefix"],
-            price=money.parse(options["price"], minimum=0, field="--price"),
-        )
+        price = money.parse(options["price"], minimum=0, field="--price")
+        sent = to_text(headers) if headers else ""
+        imported = import_mcp(options["url"], headers=sent, prefix=options["prefix"], price=price)
         for what, tools in (("added", imported.added), ("changed", imported.changed)):
             for tool in tools:
                 self.stdout.write(f"{what}: {tool.name}")
