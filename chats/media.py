@@ -15,7 +15,6 @@ MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE | re.ASCII)
 _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", re.IGNORECASE)
 
 HEAD_BYTES = 1024
-# The first bytes of a file of the type.
 SIGNATURES: dict[str, re.Pattern[bytes]] = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),

@@ -27,7 +27,6 @@ from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, parse_object
 
-# A parameter of lists of messages and of runs.
 REPLACED = OpenApiParameter(
     "replaced",
     enum=["true", "false"],

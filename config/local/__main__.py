@@ -62,6 +62,21 @@ while :; do
   test $status -gt 128 || exit $status
   echo "ended by signal $((status - 128)); starting again"; sleep 1
 done"""
+# Of the child processes: defaults for local use; a variable that the user set wins. ``OWNER`` is this process.
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "SECRET_KEY": settings.SECRET_KEY,
+    "LOG_LEVEL": "WARNING",
+    "LOG_FORMAT": "text",
+    # honcho kills the processes 5 seconds after the first one has stopped. Interrupted runs continue after the next
+    # start.
+    "WEB_GRACEFUL_SECONDS": "2",
+    "RUN_SHUTDOWN_GRACE_SECONDS": "2",
+    # Development containers often run as root. Production keeps Celery's warning.
+    "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
+    **os.environ,
+    "OWNER": str(os.getpid()),
+}
 
 
 def serve() -> int:
@@ -78,7 +93,7 @@ def serve() -> int:
             print("Starting the service…", flush=True)
             manager = Manager(Printer(sys.stdout, colour="NO_COLOR" not in os.environ))
             for name, command in PROCESSES.items():
-                given = child_environment() | {"COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
+                given = ENVIRONMENT | {"COMMAND": f"{shlex.quote(sys.executable)} -m {command}"}
                 manager.add_process(name, SUPERVISE, env=given, cwd=str(settings.BASE_DIR))
             threading.Thread(target=watch, args=(manager, broker, text, stopping), daemon=True).start()
             manager.loop()
@@ -108,7 +123,7 @@ def embedded_broker() -> Iterator[subprocess.Popen[bytes] | None]:
     with (settings.VAR_DIR / "broker.log").open("wb") as log:
         process = subprocess.Popen(
             command,
-            env=child_environment(),
+            env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -157,31 +172,13 @@ def readiness_problem() -> str:
     return "" if answer.status == 200 and json.loads(text)["status"] == "ok" else f"{answer.status} {text[:500]}"
 
 
-def child_environment() -> dict[str, str]:
-    """Defaults for local use; a variable that the user set wins. ``OWNER`` is this process."""
-    return {
-        "PYTHONUNBUFFERED": "1",
-        "SECRET_KEY": settings.SECRET_KEY,
-        "LOG_LEVEL": "WARNING",
-        "LOG_FORMAT": "text",
-        # honcho kills the processes 5 seconds after the first one has stopped. Interrupted runs continue after the next
-        # start.
-        "WEB_GRACEFUL_SECONDS": "2",
-        "RUN_SHUTDOWN_GRACE_SECONDS": "2",
-        # Development containers often run as root. Production keeps Celery's warning.
-        "PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges",
-        **os.environ,
-        "OWNER": str(os.getpid()),
-    }
-
-
 def prepared() -> str:
     """What ``prepare`` prints, in a child process. This process does not load Django and so needs little memory."""
     try:
         return subprocess.check_output(
             [sys.executable, "-m", "config.local", "prepare"],
             cwd=settings.BASE_DIR,
-            env=child_environment(),
+            env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             text=True,

@@ -25,7 +25,6 @@ from config.kernel.errors import DomainError
 from config.staff.base import StaffAdmin
 from config.staff.forms import StaffForm
 
-# The most rows of one request.
 OBJECTS_MAX = 100
 
 

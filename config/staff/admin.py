@@ -18,8 +18,6 @@ class GroupAdmin(StaffAdmin, PlainGroupAdmin):  # type: ignore[misc]
 
 @admin.register(LogEntry)
 class LogEntryAdmin(ReadOnly, StaffAdmin):
-    """The log of staff's actions."""
-
     empty_text = "Every action of staff appears here."
     list_display = ("action_time", user_column(), "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")

@@ -62,7 +62,6 @@ class StaffAdmin(ModelAdmin):
     search_fields: ClassVar[Any] = ("pk",)
     list_fullwidth = True
     list_disable_select_all = True
-    # The text of a list without rows.
     empty_text: ClassVar[str] = ""
     empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
@@ -178,7 +177,6 @@ def model_of(key: str) -> type[Model] | None:
 
 
 def page_of(model: type[Model], key: str) -> str:
-    """The address of a row's page."""
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
 
 

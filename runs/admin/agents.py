@@ -22,7 +22,7 @@ from unfold.decorators import action
 from config.kernel import clock, money
 from config.kernel.ids import first_id
 from config.kernel.jsontext import to_text
-from config.staff.base import amount, span
+from config.staff.base import amount, is_number, span
 from config.staff.forms import CreditsField, LinesField, ObjectField, StaffForm
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
@@ -124,7 +124,6 @@ def current_version(agent: Agent) -> AgentVersion | None:
 
 
 def lines(version: AgentVersion | None) -> list[str]:
-    """The content of a version, for people."""
     if version is None:
         return []
     amounts = {"approval threshold": version.credit_approval_threshold, "budget": version.max_credits}
@@ -259,7 +258,7 @@ def _use(references: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return int(text) if text and is_number(text) else 0
 
 
 def difference(left: list[str], right: list[str]) -> list[tuple[str, str, bool]] | None:
