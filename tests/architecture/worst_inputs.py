@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from apikeys import keys
 from chats import media, transfers
-from chats.serializers import AttachmentInput
+from chats.serializers import AttachmentInput, ChatInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
@@ -106,6 +106,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "apikeys/keys.py: _SHAPE": around(keys.is_well_formed, HEADER, "a", before=keys.MARK),
     "runs/mcp/tools.py: idempotency_key": around(
         lambda text: KeyInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
+    ),
+    "chats/serializers.py: client_id": around(
+        lambda text: ChatInput.validated({"clientId": text}), BODY, " ", "a", after=TAIL
     ),
     "chats/serializers.py: sha256": around(
         lambda text: AttachmentInput.validated({"fileName": "a", "contentType": "a/b", "sizeBytes": 1, "sha256": text}),
