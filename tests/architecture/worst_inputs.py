@@ -144,6 +144,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     ],
     "config/env.py: postgres": OUR_TEXT,
     "config/checks.py: ORIGIN": OUR_TEXT,
+    "config/checks.py: is_redis_url": OUR_TEXT,
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/__init__.py: REFERENCE": around(catalogue.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
