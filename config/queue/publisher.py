@@ -1,7 +1,5 @@
 """The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010)."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import queue
@@ -9,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.db import transaction
 
-from config.redis import PAUSE_SECONDS
+from config import redis
 from config.telemetry.metrics import report
 
 # The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
-
-sources: list[Source] = []
+# Seconds between two wake-ups. The second value applies while no process listens.
+WAKE_SECONDS, IDLE_WAKE_SECONDS = 0.01, 0.1
 
 
 class Source:
@@ -77,8 +77,31 @@ class Source:
             try:
                 self.send(items)
             except Exception as error:
-                self.paused_until = time.monotonic() + PAUSE_SECONDS
+                self.paused_until = time.monotonic() + redis.PAUSE_SECONDS
                 self.failed(error)
+
+
+sources: list[Source] = []
+
+
+def wake_channel(url: str) -> str:
+    """The channel of this service, with its database number: a message of Redis reaches all databases of a server."""
+    return f"run-events:{urlsplit(url).path.strip('/')}"
+
+
+def wake_after_commit(*run_ids: str) -> None:
+    """Name runs with new events, after the commit, to processes with open streams, which also query."""
+    transaction.on_commit(lambda: wakeups.put(run_ids), robust=True)
+
+
+def _wake(items: list[tuple[str, ...]]) -> None:
+    run_ids = {run_id for item in items for run_id in item}
+    channel = wake_channel(settings.CACHE_REDIS_URL)
+    listeners = redis.ask(lambda client: client.publish(channel, " ".join(run_ids)))
+    wakeups.interval_seconds = WAKE_SECONDS if listeners else IDLE_WAKE_SECONDS
+
+
+wakeups = Source(_wake, IDLE_WAKE_SECONDS)
 
 
 def _report(items: list[Any]) -> None:

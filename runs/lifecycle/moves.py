@@ -20,7 +20,7 @@ from config.database.protected import take_key
 from config.database.writes import Writes, insert, update
 from config.kernel import clock
 from config.kernel.jsontext import to_text
-from config.queue import wakeups
+from config.queue import publisher
 from runs import events, metrics
 from runs.events import StreamEvent
 from runs.lifecycle import line
@@ -99,7 +99,7 @@ def move_run(
     if not writes.do():
         raise LeaseLost(run.pk)
     if happened:
-        wakeups.after_commit(run.pk)
+        publisher.wake_after_commit(run.pk)
     if run.status == RunStatus.RUNNING != to and not run.parked:
         line.nudge_next_throttled(run.user_id)
     if run.status != to:
@@ -135,7 +135,7 @@ def cancel_line(chat_id: str) -> None:
     for run, told in happened:
         _emit(reports, run, told)
     reports.do()
-    wakeups.after_commit(*(run.pk for run in runs))
+    publisher.wake_after_commit(*(run.pk for run in runs))
     crash_after_commit(to)
     for run in runs:
         _report_after_commit(run, changed(run, **ended))

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from config.database.queries import read
 from config.kernel import clock
 from config.kernel.jsontext import to_text
-from config.queue import wakeups
+from config.queue import publisher
 from runs import events
 from runs.events import StreamEvent, StreamType, join_text
 from runs.lifecycle.moves import LeaseLost, changed, move_run
@@ -50,7 +50,7 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     written.
     """
     appended = (_append_at_once if connection.vendor == "postgresql" else _append_in_steps)(batch)
-    wakeups.after_commit(*appended)
+    publisher.wake_after_commit(*appended)
     found: dict[str, list[Any]] = {}
     if others := [run.pk for run, _ in batch if run.pk not in appended]:
         rows = Run.objects.filter(pk__in=others, status=RunStatus.RUNNING)

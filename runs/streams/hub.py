@@ -21,7 +21,7 @@ from django.conf import settings
 
 from config.database.retry import persist
 from config.limits.lease import Lease
-from config.queue import wakeups
+from config.queue import publisher
 from config.redis import async_client, failures
 from runs import metrics
 from runs.streams import reads
@@ -215,7 +215,7 @@ class Hub:
         url = settings.CACHE_REDIS_URL
         try:
             async with async_client(url) as client, client.pubsub() as subscription:
-                await subscription.subscribe(wakeups.channel(url))
+                await subscription.subscribe(publisher.wake_channel(url))
                 while True:
                     message = await subscription.get_message(timeout=PING_SECONDS)
                     if message is None:
