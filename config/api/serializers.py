@@ -1,14 +1,12 @@
 """camelCase serializers: field names are mapped one by one, so the keys of free-form objects pass through untouched."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -72,7 +70,7 @@ class CamelSerializer(serializers.Serializer):
 
     @classmethod
     @cache
-    def _reader(cls) -> CamelSerializer:
+    def _reader(cls) -> Self:
         """One instance per class, because DRF copies and binds all fields for each."""
         return cls()
 

@@ -4,14 +4,12 @@ The number of statements decides what a transaction costs and how long it holds 
 whole group as one. SQLite, which needs no round trip, executes them one by one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
@@ -72,7 +70,7 @@ class Writes:
         self.statements.append(sql)
         self.values.append(list(values))
 
-    def include(self, others: Writes) -> None:
+    def include(self, others: Self) -> None:
         self.listeners += [(len(self.statements) + index, then) for index, then in others.listeners]
         self.statements += others.statements
         self.values += others.values
