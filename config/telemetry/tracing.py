@@ -94,10 +94,7 @@ def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None
 
 def _begin_task(task_id: str, task: Any, **kwargs: Any) -> None:
     """Open a span for a task that a request started. Scheduled tasks get no span: there are too many of them."""
-    from opentelemetry.propagate import extract
-
-    if traceparent := task.request.get("traceparent"):
-        parent = extract({"traceparent": traceparent})
+    if (parent := parent_of(task.request.get("traceparent"))) is not None:
         task_span = span(f"task {task.name}", kind="CONSUMER", parent=parent, **{"task.id": task_id})
         task_span.__enter__()
         _tasks[task_id] = task_span
