@@ -22,19 +22,7 @@ from config.kernel.jsontext import MalformedJSON, parse_value, to_text
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
-from runs.llm.base import (
-    TOOL_NAME_MAX_CHARS,
-    AssistantMessage,
-    ModelError,
-    ModelEvent,
-    ModelRequest,
-    TextDelta,
-    ToolCall,
-    ToolMessage,
-    TurnEnd,
-    Usage,
-    UserMessage,
-)
+from runs.llm.base import AssistantMessage, ModelError, TextDelta, ToolCall, ToolMessage, TurnEnd, Usage, UserMessage
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import refused
 from runs.models import OUTPUT_TOOL
@@ -90,7 +78,7 @@ class DemoModel:
     def __init__(self, server: Server) -> None:
         """The demo model has no settings."""
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: base.ModelRequest) -> AsyncIterator[base.ModelEvent]:
         if request.summarises:
             summary = _summary(request)
             yield TextDelta(summary)
@@ -133,7 +121,7 @@ class _Output:
     ``failures`` are the failed requests of the turn that no ``/flaky`` has accounted for yet.
     """
 
-    def __init__(self, request: ModelRequest, result: str | None) -> None:
+    def __init__(self, request: base.ModelRequest, result: str | None) -> None:
         self.request, self.result = request, result
         self.failures = request.failed_attempts
         self.room = request.max_output_tokens * TOKEN
@@ -228,7 +216,7 @@ class _Output:
             raise ModelError(FailureReason.TIME_OUT)
 
 
-def _summary(request: ModelRequest) -> str:
+def _summary(request: base.ModelRequest) -> str:
     """The lines with "remember" in full, then the beginnings of the other lines, as far as there is room."""
     texts = [message.text for message in request.messages if isinstance(message, UserMessage)]
     lines = [line for text in texts for line in text.split("\n") if line.strip() and not line.endswith(":")]
@@ -289,8 +277,8 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
         raise ValueError(f"write {command} {form}".rstrip() + f"{ranges}.")
     if command == "/call":
         name, *arguments = rest.split(maxsplit=1)
-        if len(name) > TOOL_NAME_MAX_CHARS:
-            raise ValueError(f"a tool's name has at most {TOOL_NAME_MAX_CHARS} characters.")
+        if len(name) > base.TOOL_NAME_MAX_CHARS:
+            raise ValueError(f"a tool's name has at most {base.TOOL_NAME_MAX_CHARS} characters.")
         turn.calls.append((name, arguments[0] if arguments else "{}"))
     elif command == "/ask":
         turn.calls.append((ASK_USER, to_text({"question": rest})))

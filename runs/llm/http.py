@@ -20,17 +20,7 @@ from config.outbound.transport import allowance_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
-from runs.llm.base import (
-    TOOL_NAME_MAX_CHARS,
-    AssistantMessage,
-    ModelError,
-    ModelEvent,
-    ModelRequest,
-    TextDelta,
-    ToolCall,
-    TurnEnd,
-    Usage,
-)
+from runs.llm.base import AssistantMessage, ModelError, ModelEvent, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
 from runs.llm.connection import Deadlines, session
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import redacted, refused, stopped
@@ -204,7 +194,7 @@ class TurnReader(ABC):
         used_ids = {call.id for message in earlier for call in message.tool_calls}
         for index, call in enumerate(self._calls, 1):
             name = join_surrogates(call.name).strip()
-            name = names.get(name, name)[:TOOL_NAME_MAX_CHARS]
+            name = names.get(name, name)[: base.TOOL_NAME_MAX_CHARS]
             if not name:
                 raise ModelError(FailureReason.MALFORMED_ANSWER, detail="A tool call has no name.")
             call_id = join_surrogates(call.id)[:TOOL_CALL_ID_MAX_CHARS]

@@ -4,18 +4,9 @@ from typing import Any
 
 from config.kernel.jsontext import to_text
 from runs.catalogue.definitions import Dialect
+from runs.llm import wire
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import Call, HttpModel, TurnReader
-from runs.llm.wire import (
-    MALFORMED_ARGUMENTS,
-    arguments_object,
-    data_url,
-    file_text,
-    function_of,
-    sampling,
-    wire_id,
-    wire_name,
-)
 
 # The names of reasoning texts. The first one in a dialect means both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")
@@ -120,7 +111,7 @@ def _is_whole(call: Call) -> bool:
     if len(call.arguments) != 1:
         return False
     if call.begins_whole is None:
-        call.begins_whole = MALFORMED_ARGUMENTS not in arguments_object(call.arguments[0])
+        call.begins_whole = wire.MALFORMED_ARGUMENTS not in wire.arguments_object(call.arguments[0])
     return call.begins_whole
 
 
@@ -159,13 +150,13 @@ class OpenAIModel(HttpModel):
             values["stream_options"] = {"include_usage": True}
         if dialect.prompt_cache_key:
             values["prompt_cache_key"] = request.chat_id
-        values |= sampling(request, temperature="temperature", top_p="topP", stop="stop")
+        values |= wire.sampling(request, temperature="temperature", top_p="topP", stop="stop")
         if "seed" in parameters:
             values[dialect.seed_field] = parameters["seed"]
         if effort := (request.tools and dialect.effort_with_tools) or parameters.get("reasoningEffort"):
             values["reasoning_effort"] = effort
         if request.tools:
-            values["tools"] = [{"type": "function", "function": function_of(tool)} for tool in request.tools]
+            values["tools"] = [{"type": "function", "function": wire.function_of(tool)} for tool in request.tools]
             if dialect.parallel_tool_calls is not None:
                 values["parallel_tool_calls"] = dialect.parallel_tool_calls
         return values
@@ -197,8 +188,9 @@ def _tool_message(message: ToolMessage, dialect: Dialect) -> dict[str, Any]:
     """The outcome of a call, as text: images, which the format does not allow here, follow the last outcome."""
     # The format has no field for a failure, so the text says it.
     content = f"Error: {message.content}" if message.is_error else message.content
-    content = "\n".join([content, *(file_text(file) for file in message.files if not file.data)])
-    return {"role": "tool", "tool_call_id": wire_id(message.tool_call_id, dialect.call_id_length), "content": content}
+    content = "\n".join([content, *(wire.file_text(file) for file in message.files if not file.data)])
+    call_id = wire.wire_id(message.tool_call_id, dialect.call_id_length)
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def _user_message(message: UserMessage) -> dict[str, Any]:
@@ -238,15 +230,15 @@ def _text_parts(text: str) -> list[dict[str, Any]]:
 
 def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
     """The file's label and text, and the file itself if it is not text."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": file_text(file)}]
+    parts: list[dict[str, Any]] = [{"type": "text", "text": wire.file_text(file)}]
     if file.data is not None and file.content_type.startswith("image/"):
-        parts.append({"type": "image_url", "image_url": {"url": data_url(file)}})
+        parts.append({"type": "image_url", "image_url": {"url": wire.data_url(file)}})
     elif file.data is not None:
-        parts.append({"type": "file", "file": {"filename": file.name, "file_data": data_url(file)}})
+        parts.append({"type": "file", "file": {"filename": file.name, "file_data": wire.data_url(file)}})
     return parts
 
 
 def _call(call: ToolCall, dialect: Dialect) -> dict[str, Any]:
     # Many servers parse the arguments and refuse the whole transcript if they are malformed.
-    function = {"name": wire_name(call.name), "arguments": to_text(arguments_object(call.arguments))}
-    return {"id": wire_id(call.id, dialect.call_id_length), "type": "function", "function": function}
+    function = {"name": wire.wire_name(call.name), "arguments": to_text(wire.arguments_object(call.arguments))}
+    return {"id": wire.wire_id(call.id, dialect.call_id_length), "type": "function", "function": function}

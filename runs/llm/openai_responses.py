@@ -10,30 +10,10 @@ from typing import Any
 from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
-from runs.llm.base import (
-    AssistantMessage,
-    AttachedFile,
-    Message,
-    ModelError,
-    ModelEvent,
-    ModelRequest,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from runs.llm import base, wire
+from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
 from runs.llm.refusals import stopped
-from runs.llm.wire import (
-    MALFORMED_ARGUMENTS,
-    arguments_object,
-    data_url,
-    file_text,
-    function_of,
-    in_order,
-    sampling,
-    wire_id,
-    wire_name,
-)
 
 ENCRYPTED = "reasoning.encrypted_content"
 # Names of OpenAI's models that do not reason: they refuse the request to include encrypted reasoning.
@@ -119,7 +99,7 @@ class ResponsesTurn(TurnReader):
         if self.counts["output_tokens"] < self.request.max_output_tokens:
             return False
         last = self._calls[-1] if self._calls else None
-        return last is None or MALFORMED_ARGUMENTS in arguments_object("".join(last.arguments))
+        return last is None or wire.MALFORMED_ARGUMENTS in wire.arguments_object("".join(last.arguments))
 
 
 def _index(event: dict[str, Any]) -> Any:
@@ -139,7 +119,7 @@ class ResponsesModel(HttpModel):
         # The models that have refused encrypted reasoning: behind Azure and proxies, names do not show which.
         self.plain_models: set[str] = set()
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[base.ModelEvent]:
         model = request.model
         plain = replace(request, model=replace(model, dialect=replace(model.dialect, reasoning_back=False)))
         if model.provider_model not in self.plain_models:
@@ -172,17 +152,17 @@ class ResponsesModel(HttpModel):
             values["instructions"] = request.instructions
         if dialect.prompt_cache_key:
             values["prompt_cache_key"] = request.chat_id
-        values |= sampling(request, temperature="temperature", top_p="topP")
+        values |= wire.sampling(request, temperature="temperature", top_p="topP")
         if "reasoningEffort" in parameters:
             values["reasoning"] = {"effort": parameters["reasoningEffort"]}
         if request.tools:
-            values["tools"] = [{"type": "function", "strict": False} | function_of(tool) for tool in request.tools]
+            values["tools"] = [{"type": "function", "strict": False} | wire.function_of(tool) for tool in request.tools]
             if dialect.parallel_tool_calls is not None:
                 values["parallel_tool_calls"] = dialect.parallel_tool_calls
         return values
 
 
-def _items(message: Message, origin: str | None) -> list[dict[str, Any]]:
+def _items(message: base.Message, origin: str | None) -> list[dict[str, Any]]:
     if isinstance(message, ToolMessage):
         return [_output(message)]
     if isinstance(message, UserMessage):
@@ -200,18 +180,18 @@ def _output(message: ToolMessage) -> dict[str, Any]:
     if message.files:
         output = [{"type": "input_text", "text": text}]
         output += [part for file in message.files for part in _file_parts(file)]
-    return {"type": "function_call_output", "call_id": wire_id(message.tool_call_id), "output": output}
+    return {"type": "function_call_output", "call_id": wire.wire_id(message.tool_call_id), "output": output}
 
 
 def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     phase: dict[str, Any] = {}
-    for part in in_order(message, origin):
+    for part in wire.in_order(message, origin):
         if isinstance(part, str):
             items.append({"role": "assistant", "content": part} | phase)
         elif isinstance(part, ToolCall):
-            arguments = to_text(arguments_object(part.arguments))
-            call = {"type": "function_call", "call_id": wire_id(part.id), "name": wire_name(part.name)}
+            arguments = to_text(wire.arguments_object(part.arguments))
+            call = {"type": "function_call", "call_id": wire.wire_id(part.id), "name": wire.wire_name(part.name)}
             items.append(call | {"arguments": arguments})
         elif "phase" in part:
             phase = part
@@ -222,9 +202,9 @@ def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str,
 
 def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
     """The file's label and text, and the file itself if it is not text."""
-    parts: list[dict[str, Any]] = [{"type": "input_text", "text": file_text(file)}]
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": wire.file_text(file)}]
     if file.data is not None and file.content_type.startswith("image/"):
-        parts.append({"type": "input_image", "image_url": data_url(file), "detail": "auto"})
+        parts.append({"type": "input_image", "image_url": wire.data_url(file), "detail": "auto"})
     elif file.data is not None:
-        parts.append({"type": "input_file", "filename": file.name, "file_data": data_url(file)})
+        parts.append({"type": "input_file", "filename": file.name, "file_data": wire.data_url(file)})
     return parts

@@ -7,23 +7,8 @@ from typing import Any
 
 from config.telemetry import tracing
 from runs.errors import CallError
-from runs.tools import builtin, http, mcp
-from runs.tools.base import (
-    BUILTIN,
-    CLIENT,
-    HTTP,
-    MCP,
-    BuiltinTool,
-    Contact,
-    Executor,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    clean_result,
-    tool_error,
-)
+from runs.tools import base, builtin, http, mcp
+from runs.tools.base import BuiltinTool, Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, tool_error
 from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
@@ -38,22 +23,24 @@ class ToolType:
     """
 
     label: str
-    execute: Executor | None
+    execute: base.Executor | None
     needs_url: bool
-    contact: Contact | None = None
+    contact: base.Contact | None = None
 
 
 TYPES = {
-    BUILTIN: ToolType("Built in", None, needs_url=False),
-    HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
-    CLIENT: ToolType("The caller's app", None, needs_url=False),
-    MCP: ToolType("MCP server", mcp.execute, needs_url=True, contact=mcp.contact),
+    base.BUILTIN: ToolType("Built in", None, needs_url=False),
+    base.HTTP: ToolType("HTTP endpoint", http.execute, needs_url=True, contact=http.tell_end),
+    base.CLIENT: ToolType("The caller's app", None, needs_url=False),
+    base.MCP: ToolType("MCP server", mcp.execute, needs_url=True, contact=mcp.contact),
 }
 
 
 def type_of(definition: ToolDefinition) -> ToolType | BuiltinTool | None:
     """The type or built-in tool that executes the tool's calls; None if there is none."""
-    return builtin.TOOLS.get(definition.name) if definition.node_type == BUILTIN else TYPES.get(definition.node_type)
+    if definition.node_type == base.BUILTIN:
+        return builtin.TOOLS.get(definition.name)
+    return TYPES.get(definition.node_type)
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
@@ -70,7 +57,7 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
                 result = await kind.execute(definition, input, replace(context, timeout_seconds=limit))
                 if isinstance(result, Parked):
                     return result
-                return clean_result(await store_images(context, result))
+                return base.clean_result(await store_images(context, result))
     except ToolFailure:
         raise
     except Exception as error:

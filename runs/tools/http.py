@@ -19,17 +19,8 @@ from config.outbound import client
 from config.outbound.client import Answer
 from config.outbound.loop import shared
 from runs.errors import CallError
-from runs.tools.base import (
-    PARK_SECONDS,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-    result_text,
-    shorten,
-    tool_error,
-)
+from runs.tools import base
+from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error
 from runs.tools.files import image_of
 from webhooks.signing import standard_signature
 
@@ -152,7 +143,7 @@ def _parked(body: bytes) -> Parked:
         return Parked()
     answer = answer if isinstance(answer, dict) else {}
     message, seconds = answer.get("message"), answer.get("expiresInSeconds", 0)
-    if type(seconds) not in (int, float) or not 1 <= seconds <= PARK_SECONDS[-1]:
+    if type(seconds) not in (int, float) or not 1 <= seconds <= base.PARK_SECONDS[-1]:
         seconds = None
     return Parked(without_tokens(message) if isinstance(message, str) else "", expires_in_seconds=seconds)
 
@@ -190,7 +181,7 @@ def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
             raise tool_error(f"{name} answered with a creditUsed that is not an amount.")
         # The caller agreed to no more than the price.
         used = min(price, int((Decimal(credits) * MICRO).to_integral_value(ROUND_HALF_UP)))
-    text = without_tokens(result_text(name, answer["result"]))
+    text = without_tokens(base.result_text(name, answer["result"]))
     return ToolResult(text, tuple(map(without_tokens, urls)), used)
 
 
@@ -200,4 +191,4 @@ def decoded(body: bytes, content_type: str) -> str:
     for codec in ("utf-8", named[1] if named else "ascii"):
         with contextlib.suppress(LookupError, ValueError):
             return body.decode(codec)
-    return f"[{shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"
+    return f"[{base.shorten(kind.strip(' ;'), 100) or 'bytes'}, which is not text]"

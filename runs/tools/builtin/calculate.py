@@ -4,19 +4,10 @@ Only the operators and functions declared here are evaluated. The context bounds
 """
 
 import ast
+import decimal
 import operator
 from collections.abc import Callable
-from decimal import (
-    ROUND_FLOOR,
-    ROUND_HALF_UP,
-    Context,
-    Decimal,
-    DivisionByZero,
-    InvalidOperation,
-    Overflow,
-    Subnormal,
-    localcontext,
-)
+from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, Subnormal, localcontext
 from typing import Any
 
 from config.kernel.money import MICRO
@@ -70,7 +61,7 @@ def _value(expression: str, node: ast.expr) -> Decimal:
 
 
 def _floor(left: Decimal, right: Decimal) -> Decimal:
-    return (left / right).to_integral_value(ROUND_FLOOR)
+    return (left / right).to_integral_value(decimal.ROUND_FLOOR)
 
 
 def _power(base: Decimal, exponent: Decimal) -> Decimal:
@@ -84,7 +75,7 @@ def _power(base: Decimal, exponent: Decimal) -> Decimal:
 
 def _round(value: Decimal, places: Decimal = Decimal(0)) -> Decimal:
     """Rounds half away from zero."""
-    return value.quantize(Decimal(1).scaleb(-int(places)), ROUND_HALF_UP)
+    return value.quantize(Decimal(1).scaleb(-int(places)), decimal.ROUND_HALF_UP)
 
 
 def _to_text(value: Decimal) -> str:

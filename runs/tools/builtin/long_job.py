@@ -5,16 +5,7 @@ from typing import Any
 
 from config.kernel import clock
 from config.kernel.money import MICRO
-from runs.tools.base import (
-    BuiltinTool,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolResult,
-    input_object,
-    tool_error,
-)
+from runs.tools.base import BuiltinTool, Parked, ToolContext, ToolDefinition, ToolResult, input_object, tool_error
 
 PARK_SECONDS = 600
 # The job ends a little before the time of the parked call.
@@ -30,7 +21,7 @@ async def begin(definition: ToolDefinition, input: dict[str, Any], context: Tool
     return Parked("It has begun.", remote_task=task, contact_in_seconds=seconds / STEPS)
 
 
-async def look(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
+async def look(definition: ToolDefinition, context: ToolContext) -> ToolResult | Parked | None:
     """The progress at each quarter of the time, then the result."""
     if context.end_reason:
         return None

@@ -14,15 +14,8 @@ from django.conf import settings
 
 from config.kernel.money import MICRO
 from config.outbound.client import Answer
-from runs.tools.base import (
-    URL_MAX_CHARS,
-    BuiltinTool,
-    ToolContext,
-    ToolDefinition,
-    ToolResult,
-    input_object,
-    tool_error,
-)
+from runs.tools import base
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, tool_error
 from runs.tools.http import CHARSET, is_too_long, require_plain, send
 
 REDIRECTS_MAX = 5
@@ -114,7 +107,7 @@ TOOL = BuiltinTool(
         url={
             "type": "string",
             "minLength": 1,
-            "maxLength": URL_MAX_CHARS,
+            "maxLength": base.URL_MAX_CHARS,
             "description": "The absolute http(s) address.",
         }
     ),

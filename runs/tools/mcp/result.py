@@ -2,16 +2,8 @@
 
 import base64
 
-from mcp_types import (
-    BlobResourceContents,
-    CallToolResult,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
+import mcp_types
+from mcp_types import CallToolResult, ContentBlock, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
 from runs.tools.base import ToolDefinition, ToolImage, ToolResult, is_address, result_text, tool_error
 from runs.tools.files import image_of
@@ -32,7 +24,7 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
             if is_address(uri):
                 urls.append(uri)
             parts.append(f"{block.title or block.name}: {uri}")
-        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, mcp_types.TextResourceContents):
             parts.append(block.resource.text)
         elif image := _image(block):
             images.append(image)
@@ -51,7 +43,7 @@ def _image(block: ContentBlock) -> ToolImage | None:
     """The image of a block, whose data is base64 text; None for other content."""
     if isinstance(block, ImageContent):
         data, kind = block.data, block.mime_type
-    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
+    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, mcp_types.BlobResourceContents):
         data, kind = block.resource.blob, block.resource.mime_type or ""
     else:
         return None

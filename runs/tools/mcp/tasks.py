@@ -13,33 +13,16 @@ from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urljoin
 
+import mcp_types
 from mcp.shared.inbound import encode_header_value
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    INVALID_PARAMS,
-    PROTOCOL_VERSION_META_KEY,
-    CallToolResult,
-    Result,
-)
 from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps
 from config.outbound.client import Answer
 from config.outbound.urls import same_server
 from runs.errors import CallError
-from runs.tools.base import (
-    PROGRESS_MAX_CHARS,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-    clean_text,
-    shorten,
-    tool_error,
-)
+from runs.tools import base
+from runs.tools.base import Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error
 from runs.tools.http import USER_AGENT, is_too_long, send
 from runs.tools.mcp.result import read_result
 from runs.tools.mcp.transport import TooLarge, require_readable
@@ -72,7 +55,7 @@ class Refused(Exception):
     """The server answered with an error of JSON-RPC. The argument is its code."""
 
 
-class TaskCreated(Result):
+class TaskCreated(mcp_types.Result):
     """The result of a call that its server has turned into a task. Only the id of it is checked."""
 
     result_type: Literal["task"]
@@ -121,7 +104,7 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
             dialogue = await _tell(definition, context, dialogue)
         return _open(dialogue, task.get("statusMessage"))
     except (Away, Refused) as error:
-        if error.args == (INVALID_PARAMS,):
+        if error.args == (mcp_types.INVALID_PARAMS,):
             message = f"The server of {definition.name} does not know the call's task any more."
             raise ToolFailure(CallError.OUTCOME_UNKNOWN, message) from None
         logger.info("the server of the task of call %s is away: %s", context.invocation_id, error)
@@ -131,9 +114,10 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
 
 
 def _open(dialogue: Dialogue, said: Any) -> Parked:
-    text = clean_text(said).strip() if isinstance(said, str) else ""
+    text = base.clean_text(said).strip() if isinstance(said, str) else ""
     interval = None if dialogue.questions else dialogue.interval
-    return Parked(shorten(text, PROGRESS_MAX_CHARS), remote_task=dialogue.to_text(), contact_in_seconds=interval)
+    text = base.shorten(text, base.PROGRESS_MAX_CHARS)
+    return Parked(text, remote_task=dialogue.to_text(), contact_in_seconds=interval)
 
 
 async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dialogue) -> Dialogue:
@@ -152,7 +136,7 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
     name, status = definition.name, task.get("status")
     if status == "completed":
         try:
-            return read_result(definition, CallToolResult.model_validate(task.get("result"), by_name=False))
+            return read_result(definition, mcp_types.CallToolResult.model_validate(task.get("result"), by_name=False))
         except ValidationError:
             raise tool_error(f"{name} broke the MCP protocol.") from None
     if status in ("failed", "cancelled"):
@@ -178,9 +162,9 @@ async def _request(
 ) -> dict[str, Any]:
     """The result of the request. Raises Away, Refused, or ToolFailure for an answer that is too large."""
     meta = {
-        PROTOCOL_VERSION_META_KEY: REVISION,
-        CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
-        CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
+        mcp_types.PROTOCOL_VERSION_META_KEY: REVISION,
+        mcp_types.CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
+        mcp_types.CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
     }
     told = {"taskId": task_id, **params, "_meta": meta}
     body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": told})
