@@ -18,7 +18,7 @@ from config.limits.window import Bucket
 from config.telemetry import logs
 from runs import services
 from runs.models import Tool, ToolInvocation
-from runs.tools import callbacks, files
+from runs.tools import files, http
 from runs.tools.base import parse_signing_secret
 
 # For each call.
@@ -35,10 +35,10 @@ FILE_HEADERS = {
 def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     """The answer 200 says, after the commit, whether the callback was accepted."""
     # Django logs the path of a failed request, and this one is a credential.
-    request.path = request.path_info = callbacks.PATH
+    request.path = request.path_info = http.CALLBACK_PATH
     if request.method != "POST":
         raise MethodNotAllowed(headers={"Allow": "POST"})
-    call_id, signed = callbacks.call_of(token)
+    call_id, signed = http.called_back(token)
     call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
     if call is None:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
@@ -50,9 +50,9 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
         raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     body = request.read(size)
     secret, now = _secret_of(call, signed), clock.now().timestamp()
-    if secret and not callbacks.is_signed(request.headers, body, secret, now):
+    if secret and not http.is_signed(request.headers, body, secret, now):
         raise Unauthorized("The callback has no valid signature, or one that is too old.")
-    said = callbacks.read(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
+    said = http.read_callback(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
     recorded = services.record_callback(call, said)
     became = {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}
     return HttpResponse(dumps(became), content_type="application/json")

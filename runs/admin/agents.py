@@ -27,7 +27,7 @@ from config.staff.forms import CreditsField, LinesField, ObjectField, StaffForm
 from credits import sums
 from runs.admin.tools import CatalogueAdmin
 from runs.catalogue import agents
-from runs.catalogue.parameters import CHECKS
+from runs.catalogue.definitions import PARAMETERS
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Run, RunStatus, Tool
 
 VERSIONS_MAX = 100
@@ -51,7 +51,7 @@ class AgentForm(StaffForm, forms.ModelForm):
         required=False, initial=True, help_text="All tools of the catalogue, also those that are added later."
     )
     tools = forms.MultipleChoiceField(required=False, help_text="If *All tools* is off: only these.")
-    parameters = ObjectField(help_text=f"Instead of the model's: JSON with any of {', '.join(CHECKS)}.")
+    parameters = ObjectField(help_text=f"Instead of the model's: JSON with any of {', '.join(PARAMETERS)}.")
     credit_approval_threshold = CreditsField(
         required=False,
         label="Approval threshold",

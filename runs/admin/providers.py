@@ -16,9 +16,15 @@ from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
-from runs.catalogue.definitions import MODEL_MAX_OUTPUT_TOKENS, NAMES, ModelDefinition, check_dialect
+from runs.catalogue.definitions import (
+    MODEL_MAX_OUTPUT_TOKENS,
+    NAMES,
+    PARAMETERS,
+    ModelDefinition,
+    check_dialect,
+    check_parameters,
+)
 from runs.catalogue.fields import fits
-from runs.catalogue.parameters import CHECKS, check_parameters
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
 from runs.llm.base import ModelError
 from runs.llm.registry import models_of, probe
@@ -134,7 +140,9 @@ class AgentModelForm(StaffForm, forms.ModelForm):
         label="Price of 1,000 tokens in, written to the provider's cache",
         help_text="Credits; empty: as other tokens in",
     )
-    parameters = ObjectField(validators=[fits(check_parameters)], help_text=f"JSON with any of {', '.join(CHECKS)}.")
+    parameters = ObjectField(
+        validators=[fits(check_parameters)], help_text=f"JSON with any of {', '.join(PARAMETERS)}."
+    )
     dialect = ObjectField(
         validators=[fits(check_dialect)],
         help_text=f"What the server wants otherwise than its profile says: JSON with any of {', '.join(NAMES)}.",

@@ -27,9 +27,8 @@ from runs.catalogue.imports import import_mcp
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
 from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_headers, parse_signing_secret
-from runs.tools.dispatch import TYPES
+from runs.tools.dispatch import TYPES, try_tool
 from runs.tools.schema import check_schema
-from runs.tools.trial import try_tool
 from webhooks.admin import EndpointAdmin, is_installation
 from webhooks.models import Endpoint
 

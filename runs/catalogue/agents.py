@@ -10,9 +10,10 @@ from config.api.serializers import StrictIntegerField
 from config.kernel.jsontext import same_json
 from runs import catalogue
 from runs.catalogue import rules
+from runs.catalogue.definitions import check_parameters
 from runs.catalogue.fields import Names, Object, OneOf, Text, fits
-from runs.catalogue.parameters import check_output_schema, check_parameters
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
+from runs.tools.schema import check_output_schema
 
 AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
 

@@ -1,19 +1,79 @@
-"""A model of the catalogue as the engine and the API see it, with its dialect: where its server or the model differs
-from the protocol, by built-in profiles and by what staff set.
+"""A model of the catalogue as the engine and the API see it, with its parameters and its dialect: where its server or
+the model differs from the protocol, by built-in profiles and by what staff set.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeAlias
 
 from config.api.serializers import camel
 from config.kernel import money
-from runs.catalogue.parameters import Check, check_names, check_parameters
+from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.models import AgentModel
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+STOPS_MAX = 4
+STOP_MAX_CHARS = 200
+EXTRA_MAX_CHARS = 16 * 1024
+# The fields of a request that the service sets itself.
+RESERVED = {"model", "messages", "input", "instructions", "system", "tools", "tool_choice", "stream", "stream_options"}
+RESERVED |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "store", "include", "n"}
+# A rule for a value: a function that says whether the value is valid, and words for people.
+Check: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """``value``, if it is an object that has only names of ``checks``, with valid values. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("A JSON object is required.")
+    for name, given in value.items():
+        if name not in checks:
+            raise ValueError(f"There is no {name!r}; there are {', '.join(checks)}.")
+        accepts, wanted = checks[name]
+        if not accepts(given):
+            raise ValueError(f"{name} must be {wanted}.")
+    return value
+
+
+def check_parameters(value: Any) -> dict[str, Any]:
+    """``value``, if it has valid parameters; see ``check_names``. ``stop`` is not sent to openai_responses, ``seed`` is
+    not sent to openai_responses and anthropic, which do not have it.
+    """
+    return check_names(value, PARAMETERS)
+
+
+def _number(low: float, high: float) -> Check:
+    numbers = (int, float, Decimal)  # bool is excluded
+    return lambda value: type(value) in numbers and low <= value <= high, f"a number from {low:g} to {high:g}"
+
+
+def _is_stop(value: Any) -> bool:
+    fits = isinstance(value, list) and 1 <= len(value) <= STOPS_MAX
+    return fits and all(isinstance(text, str) and 1 <= len(text) <= STOP_MAX_CHARS for text in value)
+
+
+def _is_extra(value: Any) -> bool:
+    return isinstance(value, dict) and len(to_text(value)) <= EXTRA_MAX_CHARS and not RESERVED & value.keys()
+
+
+PARAMETERS: dict[str, Check] = {
+    "temperature": _number(0, 2),
+    "topP": _number(0, 1),
+    "reasoningEffort": (EFFORTS.__contains__, f"one of {', '.join(EFFORTS)}"),
+    "stop": (_is_stop, f"a list of 1 to {STOPS_MAX} texts of 1 to {STOP_MAX_CHARS} characters"),
+    "seed": (lambda value: type(value) is int and abs(value) < 2**63, "a whole number"),
+    # Merged into the body of a request.
+    "extra": (
+        _is_extra,
+        f"a JSON object of at most {EXTRA_MAX_CHARS} characters without what the service sets itself: "
+        f"{', '.join(sorted(RESERVED))}",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from rest_framework import serializers
 from config.api.serializers import CamelSerializer, CreditsNumberField
 from runs import catalogue
 from runs.catalogue.fields import Object, fits
-from runs.catalogue.parameters import check_output_schema, check_sent_schema
+from runs.tools.schema import check_output_schema, check_sent_schema
 
 OUTPUT_SCHEMA = {
     "type": "object",

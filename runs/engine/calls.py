@@ -17,7 +17,6 @@ from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
 from runs.models import FINAL_INVOCATION_STATUSES, InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
-from runs.tools import callbacks
 from runs.tools.base import (
     ASK_USER,
     BUILTIN,
@@ -31,6 +30,7 @@ from runs.tools.base import (
     ToolResult,
 )
 from runs.tools.dispatch import TYPES, call_tool
+from runs.tools.http import callback_url
 from runs.tools.questions import Dialogue
 from runs.tools.schema import check_input, parse_arguments
 
@@ -293,7 +293,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,
-        callback_url=callbacks.url_of(call.id, signed=signs) if call.park_seconds else "",
+        callback_url=callback_url(call.id, signed=signs) if call.park_seconds else "",
         park_until=lifecycle.latest_end(call) if call.park_seconds else None,
         remote_task=call.remote_task,
     )

@@ -26,9 +26,9 @@ from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
 from runs.lifecycle import Refusal
 from runs.llm import files as llm_files
-from runs.llm import retry
 from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
 from runs.llm.measure import Size, measure, upper_bound
+from runs.llm.refusals import next_model
 from runs.llm.registry import client_for
 from runs.models import CountedBeginning, ModelAttempt, Run, ToolInvocation
 
@@ -176,7 +176,7 @@ def failed_request(
     names = [other.name for other in chain]
     following, delay = model.name, 0.0
     if not again:
-        following, delay = retry.after(error, asked, names, session.remaining_seconds())
+        following, delay = next_model(error, asked, names, session.remaining_seconds())
     now = clock.now()
     return ModelAttempt(
         run=session.run,

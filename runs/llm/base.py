@@ -1,7 +1,5 @@
 """The interface between the engine and language models: the request of a turn, its events and its errors.
-
-Adapters are beside this module; ``catalogue.providers`` lists them. Neither this module nor an adapter blocks the event
-loop or touches the database.
+``catalogue.providers`` lists the adapters. None of them blocks the event loop or touches the database.
 """
 
 from __future__ import annotations
@@ -71,9 +69,8 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One earlier turn. One ``ToolMessage`` for each of its calls follows.
-
-    ``reasoning`` are the provider's own items in the adapter's form, which go back to the same ``origin`` only.
+    """One earlier turn. A ``ToolMessage`` for each of its calls follows. ``reasoning``: the provider's own items in the
+    adapter's form, which go back to the same ``origin`` only.
     """
 
     text: str
@@ -98,25 +95,21 @@ Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(slots=True)
 class Progress:
-    """How far the answer to a request is. ``usage`` returns what was used so far; it is None until the first text,
-    reasoning or call of an answer has come.
-    """
+    """``usage`` returns what a request has used so far; it is None until an answer has begun."""
 
     usage: Callable[[], Usage] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One turn: the whole transcript, oldest first. ``turn_index`` counts from 1; ``chat_id`` names the transcript for
-    the provider's cache.
-    """
+    """One turn: the whole transcript, oldest first. ``chat_id`` names it for the provider's cache."""
 
     model: ModelDefinition
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     run_id: str
     chat_id: str
-    turn_index: int
+    turn_index: int  # from 1
     max_output_tokens: int
     instructions: str = ""
     # The number of failed requests of this turn so far, over all models.
@@ -148,11 +141,8 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
     """The last event of a turn. ``finish_reason`` is ``stop``, ``length`` (the output limit was reached) or
-    ``tool_calls``; ``reasoning`` is for ``AssistantMessage``.
-
-    A turn without text and calls is complete, too: models can end a conversation in this way after the last tool
-    result, and the same request would get the same answer. A refusal in the model's own words is text; an answer that
-    the provider's filter stopped is a ModelError.
+    ``tool_calls``. A turn without text and calls is complete, too: models can end a conversation in this way after the
+    last tool result. A refusal in the model's own words is text; an answer that a filter stopped is a ModelError.
     """
 
     usage: Usage
@@ -164,9 +154,8 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | TurnEnd
 
 
 class ModelError(Exception):
-    """The request failed. Callers see ``message``, which names no provider, setting or address.
-
-    ``detail`` is the provider's text for staff, without keys. ``retry_after``: seconds that the provider asked to wait.
+    """The request failed. Callers see ``message``, which names no provider, setting or address. ``detail`` is the
+    provider's text for staff, without keys. ``retry_after``: seconds that the provider asked to wait.
     """
 
     def __init__(
@@ -188,23 +177,14 @@ class ModelError(Exception):
         """The ``errorCode`` of a run that fails with it."""
         return self.reason.code
 
-    @property
-    def retried(self) -> bool:
-        """Whether the same model may be asked again. This is true for every 429, whatever its reason."""
-        return self.reason.retried or self.status == 429
-
 
 class ModelClient(Protocol):
     """A client of one server for one event loop. Its constructor takes the ``Server``."""
 
-    # Whether the requests need the content of attached files.
-    reads_files: bool
+    reads_files: bool  # whether requests need the content of attached files
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """The events of one turn, each as soon as it arrives. A ``TurnEnd`` is the last one of a complete turn.
-
-        Raises ModelError. If the awaiting task is cancelled, the connection is closed at once.
-        """
+        """The events of one turn, each as soon as it arrives; the last one is a ``TurnEnd``. Raises ModelError."""
 
     async def count(self, request: ModelRequest) -> int | None:
         """The most tokens that the provider will count for the request, by the provider's own count; None if it gives

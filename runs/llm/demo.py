@@ -71,9 +71,7 @@ class ScriptTurn:
 
 
 class DemoModel:
-    """``ModelClient`` of the provider ``demo``. It ignores attached files."""
-
-    reads_files = False
+    """``ModelClient`` of the provider ``demo``."""
 
     def __init__(self, server: Server) -> None:
         """The demo model has no settings."""

@@ -1,7 +1,5 @@
-"""What the adapters of network providers share: the request, the time limits, the errors, the events of a turn.
-
-An adapter adds the format of a request, of a stream's event and of a whole answer. Why no SDK is used:
-docs/decisions/0023.
+"""What the adapters of network providers share: the request, the time limits, the errors, the events of a turn. An
+adapter adds its formats. Why no SDK is used: docs/decisions/0023.
 """
 
 import asyncio
@@ -41,6 +39,12 @@ COUNT_MARGIN = 50
 STREAM_TYPES = ("text/event-stream", "application/json", "application/octet-stream", "text/plain")
 TOOL_CALL_ID_MAX_CHARS = 200
 TOKENS_MAX = 1_000_000_000
+# Reasons of an answer's end.
+LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+# All but the first two are Gemini's.
+FILTERED = {"content_filter", "refusal", "safety", "recitation", "prohibited_content", "blocklist", "spii"}
+# In this order: OpenRouter and Mistral; vLLM; DeepSeek; Gemini, after a call that it could not read.
+BROKEN = {"error", "abort", "insufficient_system_resource", "function_call_filter", "malformed_function_call"}
 # The exceptions of an adapter for an answer that does not follow its protocol.
 NOT_VALID = (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError)
 
@@ -61,7 +65,6 @@ class TurnReader(ABC):
         self.request = request
         self.secrets = secrets
         self.ended = False
-        # The provider's reason of the end; see ``LENGTH``, ``FILTERED`` and ``BROKEN``.
         self.finish_reason: str | None = None
         # The provider's text about the reason, for staff.
         self.finish_detail = ""
@@ -71,37 +74,21 @@ class TurnReader(ABC):
         self._calls: list[Call] = []
         # The calls by the key with which the provider distinguishes them.
         self.calls: dict[Any, Any] = {}
-        self._characters = 0
+        self.characters = 0
         self._size = TextSize()
         self._passed_on = 0
         self._half = ""
 
-    LENGTH: ClassVar = frozenset(
-        {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
-    )
-    # All but the first two are Gemini's.
-    FILTERED: ClassVar = frozenset(
-        {"content_filter", "refusal", "safety", "recitation", "prohibited_content", "blocklist", "spii"}
-    )
-    # In this order: OpenRouter and Mistral; vLLM; DeepSeek; Gemini, after a call that it could not read.
-    BROKEN: ClassVar = frozenset(
-        {"error", "abort", "insufficient_system_resource", "function_call_filter", "malformed_function_call"}
-    )
-
     @abstractmethod
     def read(self, event: dict[str, Any]) -> str:
-        """Read one event and return what ``text`` made of its text. An exception of NOT_VALID means that the event is
-        malformed.
-        """
+        """Read one event and return what ``text`` made of its text. Raises one of NOT_VALID for a malformed event."""
 
     def read_document(self, document: dict[str, Any]) -> str:
         """Read a whole answer, which some servers send instead of a stream, and return its text, as in ``read``."""
         return self.read(document)
 
     def text(self, part: str) -> str:
-        """The text to pass on. It counts for the positions that ``keep`` records. The first half of a surrogate pair
-        waits for the second half.
-        """
+        """The text to pass on. The first half of a surrogate pair waits for the second half."""
         self.grow(part)
         part = self._half + part
         self._half = part[-1] if "\ud800" <= part[-1:] <= "\udbff" else ""
@@ -143,17 +130,13 @@ class TurnReader(ABC):
             if type(value) is int and 0 <= value <= TOKENS_MAX:
                 self.counts[name] = max(value, self.counts[name])
 
-    def check_events(self, count: int) -> None:
-        if count > EVENTS_MAX + self._characters:
-            raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
-
     def complete(self) -> tuple[int, int | None] | None:
         """Characters and counted output tokens of a complete answer; None if it is not complete. After the reason of
         its end, only counts can follow, but not every server says that none will. An end without a reason completes an
         answer that has begun.
         """
         is_complete = self.finish_reason is not None or (self.ended and self.has_begun)
-        return (self._characters, self.counts.get("output_tokens")) if is_complete else None
+        return (self.characters, self.counts.get("output_tokens")) if is_complete else None
 
     @property
     def has_begun(self) -> bool:
@@ -163,20 +146,20 @@ class TurnReader(ABC):
     def grow(self, text: str, kept: int = 0) -> None:
         """Count a text of the answer or of its reasoning, and ``kept`` characters that are stored with it."""
         self._size.add(text)
-        self._characters += len(text) + kept
-        if self._characters > base.MODEL_OUTPUT_MAX_CHARS:
+        self.characters += len(text) + kept
+        if self.characters > base.MODEL_OUTPUT_MAX_CHARS:
             raise ModelError(FailureReason.ANSWER_TOO_LONG)
 
     def finish(self) -> Iterator[ModelEvent]:
         """The events of a complete turn. Raises ModelError if the turn is not complete."""
         if self.complete() is None:
             raise ModelError(FailureReason.CONNECTION_LOST, detail="The answer ended before it was complete.")
-        cut = self.finish_reason in self.LENGTH
+        cut = self.finish_reason in LENGTH
         if cut and self._calls:
             raise ModelError(FailureReason.OUTPUT_LIMIT)
-        if self.finish_reason in self.FILTERED:
+        if self.finish_reason in FILTERED:
             raise ModelError(FailureReason.CONTENT_FILTERED, detail=redacted(self.finish_detail, self.secrets))
-        if self.finish_reason in self.BROKEN:
+        if self.finish_reason in BROKEN:
             raise ModelError(FailureReason.PROVIDER_UNAVAILABLE, detail=f"The answer ended with {self.finish_reason}.")
         if self._half:
             yield TextDelta(join_surrogates(self._half))
@@ -253,7 +236,6 @@ class HttpModel(ABC):
         self.secrets = server.secrets()
 
     def key_headers(self) -> dict[str, str]:
-        """The headers that hold the key."""
         if self.server.is_azure:
             return {"api-key": self.server.api_key}
         return {"Authorization": f"Bearer {self.server.api_key}"}
@@ -264,7 +246,6 @@ class HttpModel(ABC):
         """The request in the provider's format, without the parameters' ``extra``."""
 
     async def count(self, request: ModelRequest) -> int | None:
-        """See ``ModelClient.count``."""
         if not self.count_path:
             return None
         body = self.body(request) | request.model.parameters.get("extra", {})
@@ -280,7 +261,6 @@ class HttpModel(ABC):
         return counted + counted // COUNT_MARGIN + COUNT_MARGIN if is_counted else None
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """See ``ModelClient.stream``."""
         deadlines, reader = Deadlines(), self.reader(request, self.secrets)
         content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
         try:
@@ -310,9 +290,7 @@ class HttpModel(ABC):
     async def _texts(
         self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
-        """The texts of the answer as they arrive. Some servers send a whole document instead of a stream, whatever
-        their Content-Type says.
-        """
+        """The texts of the answer. Some servers send a document instead of a stream, whatever their Content-Type is."""
         decoder, document = SseDecoder(), bytearray()
         allowance = allowance_of(response.connection.transport if response.connection else None)
         read = events = 0
@@ -331,7 +309,8 @@ class HttpModel(ABC):
                 found = decoder.feed(piece)
                 allowance.earn(decoder.total_bytes - read)
                 read, events = decoder.total_bytes, events + len(found)
-                reader.check_events(events)
+                if events > EVENTS_MAX + reader.characters:
+                    raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
                 texts, failed = list[str](), None
                 try:
                     for data in found:

@@ -1,17 +1,26 @@
-"""Why a provider refused a request or stopped an answer, from its status and its body in all known shapes."""
+"""Why a provider refused a request or stopped an answer, from its status and its body in all known shapes; and which
+model is asked after that, and when.
+"""
 
 import contextlib
 import json
+import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from django.conf import settings
 
 from config.kernel import clock
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 from runs.tools.base import clean_text, shorten, without_secrets
 
+# Longest wait after a model's first failed request, in seconds; it doubles with each further one.
+MODEL_RETRY_SECONDS = 0.5
+# Longest wait between two requests, also if the provider asks for more.
+MODEL_RETRY_AFTER_MAX_SECONDS = 60
 DETAIL_MAX_CHARS = 300
 # The characters of a provider's message that are searched: an error event can be as long as other events.
 MESSAGE_MAX_CHARS = 16 * 1024
@@ -192,3 +201,26 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(0.0, (parsedate_to_datetime(headers.get("Retry-After", "")) - clock.now()).total_seconds())
     return None
+
+
+def next_model(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
+    """The model that is asked after a failed request, and in how many seconds; an empty name if none is. ``asked``: the
+    models of the turn's failed requests, the last one included. ``chain``: the models that the run may ask, in order.
+    """
+    model = asked[-1]
+    tries = asked.count(model)
+    may_ask_again = error.reason.retried or error.status == 429
+    if may_ask_again and tries < settings.MODEL_ATTEMPTS:
+        delay = wait_seconds(tries, error.retry_after)
+        if delay < seconds_left:
+            return model, delay
+    others = [name for name in chain if name not in asked] if seconds_left > 0 else []
+    return next(iter(others), ""), 0.0
+
+
+def wait_seconds(tries: int, retry_after: float | None) -> float:
+    """The wait that the provider asked for, up to a limit; otherwise a backoff with full jitter."""
+    if retry_after is not None:
+        return min(retry_after, MODEL_RETRY_AFTER_MAX_SECONDS)
+    longest = MODEL_RETRY_SECONDS * 2 ** (tries - 1)
+    return random.uniform(0.0, min(longest, MODEL_RETRY_AFTER_MAX_SECONDS))  # noqa: S311

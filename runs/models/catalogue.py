@@ -79,7 +79,7 @@ class AgentModel(models.Model):
     provider_cost_percent = provider_cost_field()
     context_tokens = models.PositiveIntegerField(default=128_000, validators=[MinValueValidator(1000)])
     max_output_tokens = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    # See ``runs.catalogue.parameters``.
+    # See ``runs.catalogue.definitions``.
     parameters = JSONTextField(default=dict, blank=True)
     # See ``runs.catalogue.definitions``.
     dialect = models.JSONField(default=dict, blank=True)
@@ -210,7 +210,7 @@ class AgentVersion(ProtectedModel):
     model = models.CharField(max_length=100, null=True, blank=True)
     # Names; None for all tools.
     tools = models.JSONField(null=True, blank=True)
-    # Override the model's own parameters; see ``runs.catalogue.parameters``.
+    # Override the model's own parameters; see ``runs.catalogue.definitions``.
     parameters = JSONTextField(default=dict, blank=True)
     credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
     max_credits = models.BigIntegerField(null=True, blank=True)

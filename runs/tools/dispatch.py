@@ -1,15 +1,33 @@
-"""The registry of the tool types, and the one function through which the engine calls a tool."""
+"""The registry of the tool types, the one function through which the engine calls a tool, and the trial by which staff
+call one.
+"""
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.conf import settings
+
+from config.kernel.ids import new_id
+from config.limits.share import Threads
+from config.outbound import client
 from config.telemetry import tracing
 from runs.errors import CallError
 from runs.tools import base, builtin, http, mcp
-from runs.tools.base import BuiltinTool, Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, tool_error
+from runs.tools.base import (
+    BuiltinTool,
+    Outcome,
+    Parked,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolResult,
+    tool_error,
+)
 from runs.tools.files import store_images
+from runs.tools.schema import check_input, parse_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -66,3 +84,36 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
             raise ToolFailure(CallError.TOOL_TIMEOUT, message) from None
         logger.exception("tool %s failed in invocation %s", definition.name, context.invocation_id)
         raise tool_error(f"{definition.name} failed for an unexpected reason.") from error
+
+
+@dataclass
+class Trial:
+    """One call of an HTTP tool by staff, who see the answer. It belongs to no run, and nothing is charged or stored.
+    ``result`` or ``failure``: what the model would get. ``sent``: the call's id; empty if no call was made.
+    """
+
+    seconds: float = 0.0
+    sent: str = ""
+    result: ToolResult | None = None
+    failure: ToolFailure | None = None
+
+
+def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> Trial:
+    """Call the tool with ``arguments``, a JSON object as text. Blocks for STAFF_REQUEST_SECONDS at most."""
+    trial, begun, threads = Trial(), time.monotonic(), Threads(1, 1, "trial")
+    limit = min(definition.time_limit, settings.STAFF_REQUEST_SECONDS)
+    try:
+        input = parse_arguments(arguments)
+        check_input(definition, input)
+        trial.sent = new_id("inv")
+        client.prepare()
+        context = ToolContext(trial.sent, "trial", "trial", user_id, user_name, limit, threads, threads)
+        result = asyncio.run(http.execute(definition, input, context))
+        assert isinstance(result, ToolResult)  # noqa: S101  (without a callback no call is parked)
+        trial.result = base.clean_result(result)
+    except ToolFailure as failure:
+        trial.failure = failure
+    finally:
+        threads.shutdown()
+    trial.seconds = time.monotonic() - begun
+    return trial

@@ -25,6 +25,17 @@ TOOL_INPUT_MAX_CHARS = 200_000
 # Seconds of CPU time for the check of one input against its tool's schema; an input that needs more is `INVALID_INPUT`.
 TOOL_CHECK_SECONDS = 0.5
 
+OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
+# Levels of objects and lists in an `outputSchema`.
+OUTPUT_SCHEMA_MAX_DEPTH = 16
+
+# Libraries write the last two without need. A schema with one of these is checked by the rules of the first.
+DRAFTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+)
+
 logger = logging.getLogger(__name__)
 
 # Without -P, the modules of this package would hide those of the standard library.
@@ -94,6 +105,35 @@ def check_schema(schema: Any) -> None:
         raise ValueError("The input schema takes too long to check.")
     if "problem" in answer:
         raise ValueError(f"At {answer['problem']}")
+
+
+def check_output_schema(schema: Any) -> None:
+    """Raises ValueError if ``schema`` is no schema of an object; see ``check_sent_schema``."""
+    if not isinstance(schema, dict):
+        raise ValueError("A JSON Schema of an object is required.")
+    if schema.get("type") != "object":
+        raise ValueError("The schema's type must be object.")
+    check_sent_schema(schema)
+
+
+def check_sent_schema(schema: dict[str, Any]) -> None:
+    """Check a schema of a request. Raises ValueError with a message for people. Waits for another process."""
+    if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
+        raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
+    if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:
+        raise ValueError(f"The schema is nested more than {OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
+    if len(to_text(schema).encode()) > OUTPUT_SCHEMA_MAX_BYTES:
+        raise ValueError(f"The schema may have at most {OUTPUT_SCHEMA_MAX_BYTES} bytes.")
+    check_schema(schema)
+
+
+def _depth(value: Any) -> int:
+    """The levels of objects and lists within each other."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (dict, list))]:
+        depth += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return depth
 
 
 def read_schema(given: Any) -> dict[str, Any]:

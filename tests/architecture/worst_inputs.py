@@ -29,7 +29,7 @@ from runs.llm import base as llm_base
 from runs.llm import demo, measure, openai_responses, refusals, wire
 from runs.mcp.tools import KeyInput
 from runs.serializers import METADATA_KEY
-from runs.tools import base, callbacks, files, schema
+from runs.tools import base, files, schema
 from runs.tools import http as http_tool
 from runs.tools.builtin import draw_chart, web_fetch
 
@@ -95,7 +95,7 @@ def position(text: str) -> None:
 
 def signed(timestamp: str, signatures: str) -> bool:
     headers = {"webhook-id": "a", "webhook-timestamp": timestamp, "webhook-signature": signatures}
-    return callbacks.is_signed(headers, bytes(ANSWER), base64.b64encode(bytes(32)).decode(), 0)
+    return http_tool.is_signed(headers, bytes(ANSWER), base64.b64encode(bytes(32)).decode(), 0)
 
 
 JSON_PARTS = ("[],", "{},", "[[[[[[]]]]]],", "1.5,", "1e308,", '"",', '{"a":1},', '"\\u00e9",', "-1e-308,", "12,")
@@ -213,7 +213,7 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(lambda name: base.parse_headers(f'{{"{name}": "a"}}'), BODY, "a"),
         *around(lambda value: base.parse_headers(f'{{"a": "{value}"}}'), BODY, "a", " ", before="a"),
     ],
-    "runs/tools/callbacks.py: is_signed": [
+    "runs/tools/http.py: is_signed": [
         *around(lambda timestamp: signed(timestamp, ""), HEADER, "1"),
         *around(lambda signatures: signed("1", signatures), HEADER, " ", "v1,a ", "a"),
     ],

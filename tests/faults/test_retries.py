@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 
 ATTEMPTS = 2
 MANY = 200
-ENVIRONMENT = QUICK | {"MODEL_ATTEMPTS": str(ATTEMPTS), "runs.llm.retry.MODEL_RETRY_SECONDS": "0.2"}
+ENVIRONMENT = QUICK | {"MODEL_ATTEMPTS": str(ATTEMPTS), "runs.llm.refusals.MODEL_RETRY_SECONDS": "0.2"}
 # The model ``away`` is never there, so each run asks it twice and then its fallback.
 MODELS = """
 from runs.models import AgentModel, Provider
@@ -90,7 +90,7 @@ def test_many_runs_complete_although_every_fifth_request_fails() -> None:
         environment = QUICK | {
             "RUN_USER_LIMIT": "0",
             "MODEL_ATTEMPTS": "10",
-            "runs.llm.retry.MODEL_RETRY_SECONDS": "0.2",
+            "runs.llm.refusals.MODEL_RETRY_SECONDS": "0.2",
         }
         environment |= {"RUN_LEASE_SECONDS": "10"}
         with at_work(environment=environment, prepare=rows(provider, default=True), without=NOT_NEEDED) as load:

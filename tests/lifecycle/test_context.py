@@ -297,7 +297,7 @@ def test_staff_choose_the_model_that_summarises(bench, provider, window, setting
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_without_a_summary_the_runs_are_left_out(bench, provider, window, settings, passes, monkeypatch):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     settings.MODEL_ATTEMPTS = 2
     window(100_000, 500)
     chat = bench.chat()

@@ -276,7 +276,7 @@ def test_a_failed_run_has_one_line_for_staff(bench, user, settings, caplog, mess
     """It says why, and quotes nobody."""
     ledger.adjust(user.pk, -99 * MICRO, reason="almost all", staff=UserFactory(is_staff=True))
     settings.MODEL_ATTEMPTS = 2
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     settings.MODEL_TIMEOUT_SECONDS = 0.3
     run = bench.finish(message)
     until(lambda: f"run {run['id']} failed: " in caplog.text)  # it follows the commit

@@ -6,7 +6,7 @@ import pytest
 
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
-from runs.llm import limits, retry
+from runs.llm import limits, refusals
 from runs.llm.base import ModelError
 from runs.llm.limits import Demand, share_out
 
@@ -16,26 +16,26 @@ NOTHING = ("", 0.0)
 
 
 def following(reason: FailureReason, asked: list[str], chain: list[str], left: float = 100.0, **fields: float):
-    return retry.after(ModelError(reason, **fields), asked, chain, left)
+    return refusals.next_model(ModelError(reason, **fields), asked, chain, left)
 
 
 def test_the_backoff_doubles_with_full_jitter(monkeypatch):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0.5)
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_AFTER_MAX_SECONDS", 3.0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_AFTER_MAX_SECONDS", 3.0)
     for tries, longest in enumerate((0.5, 1.0, 2.0, 3.0, 3.0), 1):
-        waits = [retry.wait_seconds(tries, None) for _ in range(2000)]
+        waits = [refusals.wait_seconds(tries, None) for _ in range(2000)]
         assert 0 <= min(waits) < longest * 0.05
         assert longest * 0.95 < max(waits) <= longest
 
 
 def test_a_wait_that_the_provider_asks_for_has_a_limit(monkeypatch):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_AFTER_MAX_SECONDS", 60)
-    assert [retry.wait_seconds(1, seconds) for seconds in (0.0, 7.5, 60.0, 1e9)] == [0.0, 7.5, 60.0, 60.0]
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_AFTER_MAX_SECONDS", 60)
+    assert [refusals.wait_seconds(1, seconds) for seconds in (0.0, 7.5, 60.0, 1e9)] == [0.0, 7.5, 60.0, 60.0]
 
 
 def test_which_model_follows(settings, monkeypatch):
     settings.MODEL_ATTEMPTS = 2
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     assert following(PASSING, ["a"], ["a", "b"]) == ("a", 0.0)
     assert following(PASSING, ["a", "a"], ["a", "b"]) == ("b", 0.0)
     assert following(REFUSAL, ["a"], ["a", "b"]) == ("b", 0.0)

@@ -150,7 +150,7 @@ EMPTY_STARTS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_ends_before_its_first_word_costs_nothing(bench, model, server, settings, kind, monkeypatch):
     settings.MODEL_ATTEMPTS = 3
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0.001)
     server.raw = data(*EMPTY_STARTS[kind])
     run = bench.finish(MESSAGE, model=model("text=any", kind))
     assert (run["status"], run["totalCreditsUsed"], len(server.requests)) == ("failed", 0, 3)

@@ -27,7 +27,7 @@ CALL = '/call calculate {"expression": "6*7"}'
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0.02)
 
 
 def add_model(name: str, **fields: Any) -> AgentModel:
@@ -176,7 +176,7 @@ def test_text_of_the_last_attempt_is_kept(bench, events, settings):
 
 @pytest.mark.slow
 def test_a_wait_is_as_long_as_the_provider_asks(bench, events, faults, monkeypatch):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_AFTER_MAX_SECONDS", 0.5)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_AFTER_MAX_SECONDS", 0.5)
     faults["demo"] = [away(retry_after=0.3), away(retry_after=86_400.0), None]
     begun = time.monotonic()
     run = bench.finish("/say done")

@@ -134,7 +134,7 @@ def test_a_refused_request_costs_nothing(bench, settings):
 
 def test_each_attempt_has_a_hold_and_what_it_used_is_charged(bench, settings, monkeypatch):
     settings.MODEL_ATTEMPTS = 3
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     run = bench.finish("/say " + "word " * 100 + "\n/cut")
     assert (run["status"], run["usage"]["modelRetries"]) == ("failed", 2)
     charged = LedgerEntry.objects.filter(run_id=run["id"], type="USAGE")

@@ -66,7 +66,7 @@ BAD |= {"repeats": partial(repeats, "x"), "repeats_wide": partial(repeats, "字"
 
 @pytest.mark.parametrize("name", ["nothing", *slow(*(name for name in BAD if name != "nothing"))])
 def test_a_chat_continues_after_a_bad_summary(bench: Bench, provider: Provider, window, monkeypatch, name: str):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
     provider.summary = BAD[name]  # type: ignore[assignment]
     for _ in range(6):
@@ -126,7 +126,7 @@ def test_a_run_waits_for_the_budget_of_a_summary(bench: Bench, provider: Provide
 
 
 def test_an_empty_summary_is_paid_once(bench: Bench, provider: Provider, window, monkeypatch):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
     provider.summary = empty
     run = in_chat(bench, chat, "Hello")
@@ -166,7 +166,7 @@ def test_the_next_model_summarises_after_an_empty_summary(bench: Bench, provider
 def test_after_an_outage_of_all_models_a_later_run_summarises(
     bench: Bench, provider: Provider, window, settings, monkeypatch
 ):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     settings.MODEL_ATTEMPTS = 2
     chat = long_chat(bench, window)
     add_model("second")
@@ -201,7 +201,7 @@ def test_after_an_outage_of_all_models_a_later_run_summarises(
 def test_another_worker_goes_on_with_the_attempts(
     bench: Bench, provider: Provider, window, settings, engines, monkeypatch
 ):
-    monkeypatch.setattr("runs.llm.retry.MODEL_RETRY_SECONDS", 0)
+    monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     settings.MODEL_ATTEMPTS = 3
     chat = long_chat(bench, window)
 

@@ -11,8 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from runs import catalogue
-from runs.catalogue.definitions import NAMES, Dialect
-from runs.catalogue.parameters import CHECKS, EFFORTS
+from runs.catalogue.definitions import EFFORTS, NAMES, PARAMETERS, Dialect
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS
 from runs.errors import FailureReason
 from runs.models import AgentModel, Provider
@@ -120,7 +119,7 @@ def test_the_table_of_the_dialect_is_complete() -> None:
 
 def test_the_table_of_the_parameters_is_complete() -> None:
     rows = {name.strip("`"): value for name, value in table(section("Parameters"))}
-    assert rows.keys() == CHECKS.keys()
+    assert rows.keys() == PARAMETERS.keys()
     assert set(re.findall(r"`(\w+)`", rows["reasoningEffort"])) == set(EFFORTS)
 
 

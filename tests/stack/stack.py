@@ -82,7 +82,7 @@ class Stack:
     ``database_url`` and ``redis_url`` name servers; the stack creates its own database on each. Without them it runs
     on SQLite and the embedded broker. ``environment`` is for all processes, ``process_environment`` for one by name:
     ``web``, ``runs-1`` … ``runs-N``, ``webhooks``, ``maintenance``, ``beat``, ``broker``. A name with dots is a
-    constant of the service, for example ``runs.llm.retry.MODEL_RETRY_SECONDS``. Rate limits are off unless
+    constant of the service, for example ``runs.llm.refusals.MODEL_RETRY_SECONDS``. Rate limits are off unless
     ``environment`` enables them. ``prepare`` is Python code that ``manage.py shell`` runs before the processes start,
     so that they find its rows in the database.
     """

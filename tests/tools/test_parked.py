@@ -20,7 +20,7 @@ from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation
 from runs.privacy import export
-from runs.tools import callbacks
+from runs.tools import http
 from tests.driver import until
 from tests.lifecycle import conftest as engine_fixtures
 
@@ -227,7 +227,7 @@ def test_progress_does_not_disturb_a_worker(bench, server, monkeypatch):
     run = bench.start("/call film {}\n/call film {}\n/call slow {}\n/say {result}")
     until(lambda: len(server.received) == 3 and ToolInvocation.objects.filter(awaiting="tool").count() == 2)
     films = ToolInvocation.objects.filter(name="film").values_list("pk", flat=True)
-    first, second = (urlsplit(callbacks.url_of(call)).path for call in films)
+    first, second = (urlsplit(http.callback_url(call)).path for call in films)
     before = bench.get(run["id"])["lastStreamIndex"]
     for _ in range(20):
         assert not call_back(first, {"progress": {"fraction": 0.5}}).json()["accepted"]
@@ -254,7 +254,7 @@ def test_an_address_is_of_one_call_and_exact(bench, server):
         f"{call['id']}.",
         Signer(key="another key", sep=".", salt="runs.callbacks").sign(call["id"]),
         Signer(sep=".", salt="runs.files").sign(call["id"]),
-        callbacks.url_of(other).rpartition("/")[2],
+        http.callback_url(other).rpartition("/")[2],
         "x" * 10_000,
         "%00",
         "é",
