@@ -118,6 +118,5 @@ class Columns(serializers.Serializer):
 
 
 def problems_of(name: str, shown: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
-    """Messages by column."""
     columns = Columns(data={"name": name} | shown | version)
     return {} if columns.is_valid() else dict(columns.errors)

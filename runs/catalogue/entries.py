@@ -103,7 +103,6 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         return {row.name: row for row in self.queryset.order_by("name")}
 
     def blank(self, name: str, node_type: str) -> Any:
-        """A new row with the default values."""
         return self.Meta.model()
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
@@ -174,13 +173,11 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
             if isinstance(field, Headers) and value:
                 if value == LOST:
                     raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {row.name}.")
-                found["headers"] = {
-                    header: new_variable(variables, *prefix, "HEADER", header) for header in parse_headers(value)
-                }
+                names = parse_headers(value)
+                found["headers"] = {name: new_variable(variables, *prefix, "HEADER", name) for name in names}
             elif value:
                 found[str(field.field_name)] = new_variable(variables, *prefix, column)
-        order = list(self.fields.keys())
-        return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+        return {name: found[name] for name, _ in self.fields.items() if name in found}
 
 
 class ProviderEntry(Entry):
@@ -286,9 +283,7 @@ class ToolEntry(Entry):
 
 
 class AgentEntry(Entry):
-    """The columns of an agent and of its version. The other rules are in ``agents.save``, which stores a change as a
-    new version.
-    """
+    """The columns of an agent and of its version. ``agents.save`` has the other rules, and stores a new version."""
 
     name = Text()
     display_name = Text(required=False)
@@ -309,7 +304,6 @@ class AgentEntry(Entry):
         )
 
     def rows(self) -> dict[str, Any]:
-        """The agents with the columns of their current versions."""
         current = {row.agent_id: row for row in AgentVersion.objects.filter(number=F("agent__version"))}
         return {name: self._row(agent, current.get(agent.pk)) for name, agent in super().rows().items()}
 

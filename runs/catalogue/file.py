@@ -1,6 +1,4 @@
-"""The catalogue as a YAML file. If the file has a mistake, nothing changes; messages give the line and the field.
-Secrets are never exported or shown.
-"""
+"""The catalogue as a YAML file. If it has a mistake, nothing changes. Secrets are never exported or shown."""
 
 import logging
 from collections.abc import Iterator
@@ -42,9 +40,7 @@ class CatalogueError(ValueError):
 
 
 class Work:
-    """One application of a file: its content, the mistakes in it, and the ``changes``: lines for people, by the path of
-    a row, such as ``models.llama``.
-    """
+    """One application of a file: its content, its mistakes, and its ``changes``: lines for people by the row's path."""
 
     def __init__(self, source: str, raw: bytes) -> None:
         self.source = source
@@ -93,7 +89,6 @@ class Work:
         raise CatalogueError("\n".join(map(_printable, lines)))
 
     def items(self, key: str, entry: Entry) -> list[tuple[yaml.Path, Any]]:
-        """The entries of one kind, with their paths in the file."""
         value = self.data.get(key)
         if not entry.is_list:
             return [((key,), value)] if value is not None else []
@@ -118,12 +113,13 @@ class Work:
         return found
 
     def apply(self, key: str, entry: Entry, entries: dict[str, Given], prune: bool) -> None:
-        """Store the entries of one kind."""
         rows = entry.rows()
         entry.complete(entries, rows, self.wrong)
         self.stop()
         for name, row in rows.items() if prune else ():
-            if name not in entries and row.enabled and not _survives(row):
+            is_demo = isinstance(row, (Provider, AgentModel)) and name == DEMO
+            is_kept = is_demo or getattr(row, "node_type", "") == BUILTIN  # these are part of each installation
+            if name not in entries and row.enabled and not is_kept:
                 entry.disable(name)
                 self.note(key, name, "changed", ["  enabled: true → false"])
         for name, (path, values) in entries.items():
@@ -207,7 +203,6 @@ def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tup
 
 
 def _fields(entry: Entry, columns: list[str]) -> list[str]:
-    """The fields of the file that are stored in the columns."""
     return [name for name, field in entry.fields.items() if {field.source, f"{field.source}_source"} & set(columns)]
 
 
@@ -221,11 +216,6 @@ def _lines(name: str, before: Any, after: Any, is_new: bool) -> list[str]:
     return [f"  {name}: {_shown(before)} → {_shown(after)}"]
 
 
-def _survives(row: Any) -> bool:
-    """Whether ``prune`` leaves a row enabled, because it is part of each installation."""
-    return (isinstance(row, (Provider, AgentModel)) and row.name == DEMO) or getattr(row, "node_type", "") == BUILTIN
-
-
 def _shown(value: Any) -> str:
     return shorten(to_text(value), SHOWN_MAX_CHARS)
 
@@ -235,7 +225,6 @@ def _printable(line: str) -> str:
 
 
 def _warnings() -> Iterator[str]:
-    """Warnings about parts of the catalogue that cannot be used."""
     usable = AgentModel.objects.filter(enabled=True, provider__enabled=True)
     for row in Provider.objects.filter(models__in=usable).only("name").order_by("name").distinct():
         if problem := problem_of(row):

@@ -28,20 +28,16 @@ class Imported:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.added)} added, {len(self.changed)} changed, {len(self.unchanged)} unchanged, "
-            f"{len(self.skipped)} skipped"
-        )
+        return ", ".join(f"{len(tools)} {what}" for what, tools in vars(self).items())
 
 
 def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
-    """Add the tools of the server at ``url``, and update the known ones with what the server says of them.
-
-    ``headers`` is the JSON text of secret headers; if empty, known tools keep theirs. ``price``, in micro-credits, and
-    ``enabled`` are for new tools. Raises ValueError, for staff, if the server does not answer with a list of tools.
+    """Add the tools of the server at ``url``, and update the known ones. ``headers``: JSON text of secret headers; if
+    empty, known tools keep theirs. ``price``, in micro-credits, and ``enabled`` are for new tools. Raises ValueError,
+    for staff, if the server does not answer with a list of tools.
     """
     if not is_address(url):
-        raise ValueError("Use an http(s) address without credentials.")
+        raise ValueError(rules.NO_ADDRESS)
     if not re.fullmatch(rf"[A-Za-z0-9_-]{{0,{NAME_MAX_CHARS // 2}}}", prefix):
         raise ValueError(f"A prefix has at most {NAME_MAX_CHARS // 2} letters, digits, _ and -.")
     try:

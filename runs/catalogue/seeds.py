@@ -1,8 +1,6 @@
 """What a new installation starts with: rows of the catalogue, and the roles of staff, which are groups with permissions
-(``app.codename``). Also adds the built-in tools of a new version.
-
-A migration reads this module. The roles are not in ``runs.admin``, because importing that package registers the pages
-of the admin. Staff may change the groups later.
+(``app.codename``). A migration reads this module. The roles are not in ``runs.admin``, because importing that package
+registers the pages of the admin.
 """
 
 from typing import Any
@@ -69,7 +67,6 @@ ROLES = {
 
 
 def install_roles(Group: Any, Permission: Any) -> None:
-    """Create the missing roles with their permissions. Raises DoesNotExist for an unknown permission."""
     for name, wanted in ROLES.items():
         group, made = Group.objects.get_or_create(name=name)
         if not made:

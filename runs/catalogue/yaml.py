@@ -1,7 +1,6 @@
 """YAML text: a strict reader that knows the line of each value, and a writer whose text the reader reads back exactly.
-
-Scalars are read as in JSON: ``no`` and ``12:30`` are texts. Numbers with a fraction become Decimal. The reader rejects
-what other readers interpret differently (duplicate keys, tags, several documents), what can grow without limit
+Scalars are read as in JSON: ``no`` and ``12:30`` are texts, and numbers with a fraction become Decimal. The reader
+rejects what other readers interpret differently (duplicate keys, tags, several documents), what can grow without limit
 (aliases, merge keys, depth) and what cannot be stored (NUL).
 """
 

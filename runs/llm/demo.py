@@ -1,8 +1,5 @@
 """The offline demo model: no network, no key, the same events as another model. docs/demo-model.md has its scripts.
 
-Line breaks join the lines of text of one turn. Blanks around a line and empty lines are ignored; a line of a script
-without ``/`` is text. The whole script is checked before its first line runs.
-
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
 process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because
 ``/wait 600`` would fail with the default settings.
@@ -34,7 +31,7 @@ REPLY = (
     'Lines that start with "/" are a script for me, for example: /say Good morning'
 )
 RESULT = "{result}"
-# Longer scripts are read on a thread.
+# Longer scripts are read on a thread, so that other runs of the event loop continue.
 SHORT_SCRIPT_CHARS = 1000
 # The number of words after which the other runs of the event loop continue.
 WORDS_AT_ONCE = 50
@@ -90,11 +87,13 @@ class DemoModel:
                 done += 1
             elif isinstance(message, ToolMessage):
                 result = message.content
-        # Other runs of the event loop continue while a thread reads a long script.
         is_short = len(script) <= SHORT_SCRIPT_CHARS
         turns = parse_script(script) if is_short else await asyncio.to_thread(parse_script, script)
         turn = turns[done] if done < len(turns) else ScriptTurn()
-        output = _Output(request, None if result is None else _plain(result))
+        if result is not None and result.startswith('"'):
+            with suppress(MalformedJSON):
+                result = str(parse_value(result))  # a JSON string without its quotes
+        output = _Output(request, result)
         for step in turn.steps:
             async for delta in output.run(*step):
                 yield delta
@@ -114,10 +113,7 @@ class DemoModel:
 
 
 class _Output:
-    """The output of one turn: the characters, lines and words so far, and the seconds slept.
-
-    ``failures`` are the failed requests of the turn that no ``/flaky`` has accounted for yet.
-    """
+    """The output of one turn. ``failures``: its failed requests that no ``/flaky`` has accounted for yet."""
 
     def __init__(self, request: base.ModelRequest, result: str | None) -> None:
         self.request, self.result = request, result
@@ -125,10 +121,8 @@ class _Output:
         self.room = request.max_output_tokens * TOKEN
         self.is_cut = False
         self.reasoning: list[dict[str, Any]] = []
-        self.characters = 0
         self.size, self.reasoning_size = TextSize(), TextSize()
-        self.lines = 0
-        self.words = 0
+        self.characters = self.lines = self.words = 0
         self.slept = 0.0
 
     async def run(self, command: str, values: list[Any]) -> AsyncIterator[TextDelta]:
@@ -221,14 +215,6 @@ def _summary(request: base.ModelRequest) -> str:
     kept = [line for line in lines if REMEMBER in line.lower()]
     kept += [shorten(line, SUMMARY_LINE_CHARS) for line in lines if REMEMBER not in line.lower()]
     return beginning("\n".join(dict.fromkeys(kept)), request.max_output_tokens * TOKEN)
-
-
-def _plain(content: str) -> str:
-    """A tool result as text: a JSON string without its quotes, any other result unchanged."""
-    if content.startswith('"'):
-        with suppress(MalformedJSON):
-            return str(parse_value(content))
-    return content
 
 
 def parse_script(message: str) -> list[ScriptTurn]:

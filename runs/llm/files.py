@@ -1,8 +1,6 @@
-"""Reads the files attached to users' messages, and the images that tools returned, for a model: on a thread, for one
-turn, within limits.
-
-A run's journal holds only the files' names, so that runs that wait for their tools keep no file in memory. Each user
-has a share of the threads and of the memory, so that slow or huge files delay only runs of the same user.
+"""Reads the files of users' messages, and the images that tools returned, for one turn. A run's journal holds only
+their names, so that runs that wait for their tools keep no file in memory. Each user has a share of the threads and of
+the memory, so that slow or huge files delay only runs of the same user.
 """
 
 import base64
@@ -34,10 +32,7 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with the content of its files, whose bytes count in ``memory`` until the context ends.
-
-    Raises Unavailable if the storage does not answer in time.
-    """
+    """The request with the content of its files, whose bytes count in ``memory`` until the end. Raises Unavailable."""
     holders = [message for message in request.messages if not isinstance(message, AssistantMessage)]
     files = [file for message in holders for file in message.files]
     if not files:
@@ -49,9 +44,8 @@ async def with_files(
 
 
 def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
-    """The messages with the content of the files that the model accepts. The newest message's files come first, up to
-    MODEL_ATTACHMENT_TEXT_MAX_CHARS and MODEL_ATTACHMENT_MAX_BYTES; each other file gets a note. Blocks for at most
-    ATTACHMENT_READ_SECONDS plus one time-out of the storage.
+    """The messages with the content of the files that the model accepts, the newest message's first; each other file
+    gets a note. Blocks for at most ATTACHMENT_READ_SECONDS plus one time-out of the storage.
     """
     reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
     of_users, of_tools = accepted_types(dialect)

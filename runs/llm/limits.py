@@ -1,8 +1,6 @@
-"""A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users.
-
-At intervals, each process reports which places it holds and for which users it waits, and gets the requests that it may
-begin (``share_out``). It reports absolute numbers, so the next report corrects a lost answer. The state of a provider
-is a document in one row.
+"""A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users. At
+intervals, each process reports which places it holds and for which users it waits, and gets the requests that it may
+begin. It reports absolute numbers, so the next report corrects a lost answer. A provider's state is one document.
 """
 
 from collections import Counter, deque
@@ -40,10 +38,8 @@ class Demand:
 
 
 def share_out(document: Document, server: Server, demand: Demand, now: float) -> tuple[Document, Granted]:
-    """The next document, and the number of requests of ``demand`` that may begin, by user.
-
-    Free places go to one user after another. If the next user waits in another process, the place is left for that
-    process, which asks soon.
+    """The next document, and the number of requests of ``demand`` that may begin, by user. Free places go to one user
+    after another. If the next user waits in another process, the place is left for that process, which asks soon.
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(demand.process, None)

@@ -13,7 +13,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.definitions import Dialect
 from runs.catalogue.providers import KINDS
 from runs.llm import base
-from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, ToolSpec
+from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolMessage, ToolSpec
 from runs.llm.files import accepted_types
 from runs.llm.wire import arguments_object, file_text
 from runs.tokens import TextSize
@@ -57,7 +57,6 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """The estimated tokens."""
         return self.text.tokens + self.likely_files
 
     @property
@@ -66,7 +65,6 @@ class Size:
         return self.text.bytes + PART_BYTES * self.parts + BYTES_PER_TOKEN * self.likely_files
 
     def add_fixed(self, instructions: str, tools: Iterable[ToolSpec]) -> None:
-        """Add the instructions and tools, with which each request of a run begins."""
         self._part(instructions)
         for tool in tools:
             self._part(to_text([tool.name, tool.description, tool.input_schema]))
@@ -81,7 +79,13 @@ class Size:
             if message.reasoning and origin in (None, message.origin):
                 self.text.add(to_text(message.reasoning))
             for call in message.tool_calls:
-                self._add_call(call)
+                self._part(call.name)
+                self.text.add(call.arguments)
+                # The name counts twice, because a format can also need the tool's definition. Malformed arguments are
+                # sent as escaped text in an object, and a number such as 1E15 is sent with all its digits.
+                sent = _bytes(arguments_object(call.arguments)) if EXPONENT.search(call.arguments) else 0
+                self.added += ITEM_TOKENS + _bytes(call.name) + max(_bytes(call.arguments), sent)
+                self.added -= len(call.arguments.encode())
 
     def add_file(self, file: AttachedFile) -> None:
         """Add a file as it is sent: with its content, or as a note."""
@@ -89,25 +93,13 @@ class Size:
         self.added += ITEM_TOKENS + _bytes(file.name)
         if file.data is None:
             return
-        if file.content_type.startswith("image/"):
-            self.files += MODEL_IMAGE_TOKENS_MAX
-        else:
-            self.files += ANY_NUMBER
+        self.files += MODEL_IMAGE_TOKENS_MAX if file.content_type.startswith("image/") else ANY_NUMBER
         self.likely_files += _likely_tokens(file)
 
     def _part(self, text: str) -> None:
         self.text.add(text)
         self.parts += 1
         self.added += ITEM_TOKENS
-
-    def _add_call(self, call: ToolCall) -> None:
-        self._part(call.name)
-        self.text.add(call.arguments)
-        # The name counts twice, because a format can also need the tool's definition. Malformed arguments are sent as
-        # escaped text in an object, and a number such as 1E15 is sent with all its digits.
-        sent = _bytes(arguments_object(call.arguments)) if EXPONENT.search(call.arguments) else 0
-        self.added += ITEM_TOKENS + _bytes(call.name) + max(_bytes(call.arguments), sent)
-        self.added -= len(call.arguments.encode())
 
 
 def measure(request: ModelRequest) -> Size:
@@ -135,9 +127,7 @@ def measure(request: ModelRequest) -> Size:
 
 
 def _identity(message: Message) -> str:
-    """A text that differs for messages that are sent differently. Files count by name, because a stored file never
-    changes.
-    """
+    """A text that differs for messages that are sent differently. Files count by name: a stored file never changes."""
     if isinstance(message, AssistantMessage) or not message.files:
         return repr(message)
     files = [(file.stored_name, file.name, file.note, len(file.text or ""), bool(file.data)) for file in message.files]
@@ -157,7 +147,6 @@ def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None,
 
 
 def estimated_tokens(request: ModelRequest) -> int:
-    """The estimated number of tokens that the provider will count."""
     return min(measure(request).tokens, request.model.context_tokens)
 
 

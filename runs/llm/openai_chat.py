@@ -71,9 +71,7 @@ class OpenAITurn(TurnReader):
         return part.get("text") or part.get("refusal") or ""
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
-        """Record reasoning as ``{"field", "value"}``, for the same field later. The value: a text, or a
-        list of items.
-        """
+        """Record reasoning, a text or a list of items, for the same field later."""
         self.grow(value if isinstance(value, str) else to_text(value))
         if not self.request.model.dialect.reasoning_back:
             return

@@ -1,7 +1,5 @@
 """Each event loop's clients of the model servers, and the two requests by which staff check a server: the names of its
-models, and a model's answer to a tiny request.
-
-An adapter is imported at its first use, so that web processes do not load any.
+models, and a model's answer. An adapter is imported at its first use, so that web processes do not load any.
 """
 
 import asyncio
@@ -37,10 +35,7 @@ os.register_at_fork(after_in_child=_clients.clear)
 
 
 def client_for(server: Server) -> ModelClient:
-    """The running loop's client of a server, created at its first use.
-
-    Raises ModelError for a server that is not set up.
-    """
+    """The running loop's client of a server. Raises ModelError for a server that is not set up."""
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     known, client = clients.get(server.name, (None, None))
     if client is None or known != server:

@@ -78,9 +78,7 @@ def join_surrogates(text: str) -> str:
 
 
 def clean_json(value: Any, depth: int = 0) -> Any:
-    """The value with all its texts cleaned. Raises ValueError if the value is nested too deeply or has a number that is
-    not finite.
-    """
+    """The value with all its texts cleaned. Raises ValueError for too many levels or a number that is not finite."""
     if depth > DEPTH_MAX or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError
     if isinstance(value, str):

@@ -1,7 +1,5 @@
-"""What every type of tool shares: the values between the engine and a tool, and the limits of a tool's result.
-
-Nothing here and no tool touches the database: a tool gets a snapshot of its catalogue row and returns text, addresses
-and a price. The registry of the types is in ``dispatch``.
+"""What every type of tool shares: the values between the engine and a tool, and the limits of a tool's result. No tool
+touches the database: it gets a snapshot of its catalogue row and returns text, addresses and a price.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ class ToolContext:
     run_id: str
     chat_id: str
     user_id: int
-    # The ``sub`` of the user's session tokens.
-    user_name: str
+    user_name: str  # the ``sub`` of the user's session tokens
     timeout_seconds: float
     threads: Threads
     file_threads: Threads
@@ -135,9 +132,7 @@ class Parked:
 
     @property
     def asks_user(self) -> bool:
-        """Whether the tool's server asks the user. Then ``remote_task`` is a ``runs.tools.questions.Dialogue`` with the
-        question.
-        """
+        """Whether ``remote_task`` is a ``runs.tools.questions.Dialogue`` with a question of the server to the user."""
         return bool(self.remote_task) and self.contact_in_seconds is None
 
 
@@ -169,8 +164,7 @@ def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) 
 @dataclass(frozen=True, slots=True)
 class BuiltinTool:
     """The declaration of a built-in tool: its row in a new catalogue, with ``price`` in micro-credits, and its code.
-    ``execute`` is None for ``ask_user``, which the engine handles. If a tool ``stores_files``, a purge deletes the
-    files of its calls.
+    ``execute`` is None for ``ask_user``. If a tool ``stores_files``, a purge deletes the files of its calls.
     """
 
     name: str
@@ -184,7 +178,6 @@ class BuiltinTool:
     contact: Contact | None = None
 
     def row(self) -> dict[str, Any]:
-        """The column values of a new catalogue row."""
         columns = ("name", "display_name", "description", "input_schema", "price", "park_seconds")
         return {"node_type": BUILTIN, "repeatable": True} | {column: getattr(self, column) for column in columns}
 
@@ -215,9 +208,7 @@ def as_told(result: str, urls: Sequence[str]) -> str:
 
 
 def shown_result(beginning: str, urls: Sequence[str]) -> tuple[str, bool]:
-    """A result as representations show it, and whether it is cut. ``beginning`` is the whole result, or more of it than
-    is shown.
-    """
+    """A result as representations show it, and whether it is cut. ``beginning``: at least as much as is shown."""
     told = as_told(beginning, urls).encode()
     return told[:RESULT_SHOWN_BYTES].decode(errors="ignore"), len(told) > RESULT_SHOWN_BYTES
 
@@ -237,9 +228,7 @@ def result_text(name: str, value: Any) -> str:
 
 
 def clean_result(result: ToolResult) -> ToolResult:
-    """The result within the service's limits. Text that is too long is cut, with a note for the model. Raises
-    ToolFailure.
-    """
+    """The result within the service's limits. Text that is too long is cut, with a note. Raises ToolFailure."""
     text, limit = clean_text(result.text), TOOL_RESULT_MAX_CHARS
     if len(text) > limit:
         note = f"\n[Truncated: the result has {len(text)} characters, the limit is {limit}.]"
@@ -262,10 +251,7 @@ def is_address(url: str) -> bool:
 
 
 def parse_headers(text: str | None) -> dict[str, str]:
-    """A tool's secret headers from JSON text such as ``{"Authorization": "Bearer …"}``.
-
-    Raises ValueError, with a message that repeats no value.
-    """
+    """A tool's secret headers from JSON text. Raises ValueError, with a message that repeats no value."""
     try:
         headers = parse_object(text or "")
     except MalformedJSON:

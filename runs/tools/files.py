@@ -1,7 +1,6 @@
-"""Files that tools make: stored with Django's storage API, in one folder for each call.
-
-``runs.links`` serves them at an address that only the run's owner gets. It has the call's id and an unguessable token.
-The token is also a part of the stored path, so old addresses stay valid after a change of SECRET_KEY.
+"""Files that tools make: stored with Django's storage API, in one folder for each call. ``runs.links`` serves them at
+an address with an unguessable token, which only the run's owner gets. The token is also a part of the stored path, so
+old addresses stay valid after a change of SECRET_KEY.
 """
 
 import re
@@ -42,11 +41,9 @@ CONTENT_TYPES = {ending: kind for kind, ending in IMAGE_TYPES.items()} | {
 
 def is_file_name(name: str) -> bool:
     """Whether ``name`` is a valid file name on every system: one path component of letters, digits and a few signs."""
-    return (
-        len(name) <= FILE_NAME_MAX_CHARS
-        and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
-        and FILE_NAME_PATTERN.fullmatch(name) is not None
-    )
+    if len(name) > FILE_NAME_MAX_CHARS or len(name.encode("utf-8", "replace")) > FILE_NAME_MAX_BYTES:
+        return False
+    return FILE_NAME_PATTERN.fullmatch(name) is not None
 
 
 async def store_file(context: ToolContext, file_name: str, content: bytes) -> str:
@@ -89,9 +86,7 @@ async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
 
 
 def stored_image(invocation_id: str, url: str) -> tuple[str, str, str] | None:
-    """The storage name, the file name and the content type of an image that this call stored; None for any other
-    address.
-    """
+    """The storage name, file name and content type of an image that this call stored; None for other addresses."""
     name = url.rpartition("/")[2]
     kind = content_type(name)
     if kind not in IMAGE_TYPES or not is_file_name(name):
@@ -120,5 +115,4 @@ def remove_all(invocation_id: str) -> None:
 
 
 def content_type(file_name: str) -> str:
-    """The content type for the file name's ending."""
     return CONTENT_TYPES.get(file_name.rpartition(".")[2].lower(), "application/octet-stream")

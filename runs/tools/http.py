@@ -228,9 +228,7 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
 
 
 def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
-    """The outcome or progress in a callback, for a call of the tool ``name`` with a hold of ``price`` micro-credits.
-    Raises ValidationFailed.
-    """
+    """The outcome or progress of a call of the tool ``name`` with a hold of ``price``. Raises ValidationFailed."""
     value = _value(body, content_type)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
     if len(kinds) > 1:

@@ -1,6 +1,5 @@
-"""The questions of a tool's server to the user during a call, and their answers.
-
-A call's ``remote_task`` stores them as JSON text until the call has ended.
+"""The questions of a tool's server to the user during a call, and their answers. A call's ``remote_task`` stores them
+as JSON text until the call has ended.
 """
 
 from __future__ import annotations
@@ -73,9 +72,7 @@ class Dialogue:
         return bool(self.answers) and not self.questions and not self.begun
 
     def with_requests(self, requests: Mapping[str, Any]) -> Dialogue:
-        """The dialogue with a server's new requests. Requests that are not a form for the user are declined. Blocks.
-        Raises ToolFailure.
-        """
+        """The dialogue with a server's requests; those that are no form are declined. Blocks. Raises ToolFailure."""
         known = {*self.told, *self.answers, *(question.key for question in self.questions)}
         new = {key: request for key, request in requests.items() if key not in known}
         if self.requests + len(new) > REQUESTS_MAX:

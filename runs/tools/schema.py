@@ -1,6 +1,5 @@
-"""The input of a tool call: from the model's text to an object that fits the tool's JSON Schema (Draft 2020-12).
-
-``runs.tools.validation`` checks it, in a process that the system ends when a check has used its time.
+"""The input of a tool call: from the model's text to an object that fits the tool's JSON Schema (Draft 2020-12); and
+the schemas that callers send. A process checks them (``runs.tools.validation``), which the system ends in time.
 """
 
 import contextlib
@@ -58,10 +57,7 @@ _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
 
 def parse_arguments(arguments: str) -> dict[str, Any]:
-    """A call's input. Empty text counts as an empty object, because models call tools without parameters in this way.
-
-    Raises ToolFailure ``INVALID_INPUT`` with a message from which the model can correct the call.
-    """
+    """A call's input. Models call tools without parameters with an empty text. Raises ToolFailure ``INVALID_INPUT``."""
     if len(arguments) > TOOL_INPUT_MAX_CHARS:
         raise _invalid(f"it may have at most {TOOL_INPUT_MAX_CHARS} characters.")
     try:
@@ -86,9 +82,7 @@ def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
 
 
 def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
-    """Raises ValueError, with a message for people, unless the user's answer fits a schema of ``check_schema``. Waits
-    for another process.
-    """
+    """Raises ValueError, with a message for people, unless the user's answer fits. Waits for another process."""
     for reason in _check(to_text(schema), value, TOOL_CHECK_SECONDS).values():
         raise ValueError(f"It does not fit the question's schema: {reason}")
 

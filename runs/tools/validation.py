@@ -1,9 +1,6 @@
-"""The program that checks values against JSON Schemas (Draft 2020-12), for ``runs.tools.schema`` only.
-
-It is a separate process, which imports nothing of the service. Limits of sizes do not limit the time of a check: if
-each part has two references to the next part, each further part doubles the time. The system ends the process when a
-check has used up its time or the memory. Patterns are matched in linear time, and references to other documents are
-never fetched.
+"""The program that checks values against JSON Schemas (Draft 2020-12), for ``runs.tools.schema`` only. It imports
+nothing of the service. Limits of sizes do not limit the time of a check: if each part has two references to the next
+part, each further part doubles the time. The system ends the process when a check has used up its time or the memory.
 
 Each line of the input is a JSON object with ``schema`` (text), ``value``, and ``seconds``, the time limit of the check.
 Each line of the output is the answer of ``check``.
@@ -45,9 +42,7 @@ def _read(text: str | bytes) -> Any:
 
 
 def check(schema: str, value: Any) -> dict[str, str]:
-    """``problem``: where and why the schema is not valid; ``error``: where the value breaks which rule. Empty if the
-    value fits.
-    """
+    """``problem``: where and why the schema is not valid; ``error``: where the value breaks which rule. Or empty."""
     try:
         validator = _validator(schema)
     except ValidationError as error:

@@ -1,7 +1,4 @@
-"""The built-in tools. Each module of this package declares one tool as ``TOOL``; ``TOOLS`` holds them by name.
-
-A tool's catalogue row, its entry in the admin and the purge of its files follow from the declaration.
-"""
+"""The built-in tools. Each module of this package declares one tool as ``TOOL``; ``TOOLS`` holds them by name."""
 
 import pkgutil
 from importlib import import_module

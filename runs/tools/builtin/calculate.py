@@ -1,7 +1,4 @@
-"""The built-in tool ``calculate``: decimal arithmetic with far more digits than a result shows, so 0.1 + 0.2 is 0.3.
-
-Only the operators and functions declared here are evaluated. The context bounds the size of each number.
-"""
+"""The built-in tool ``calculate``: decimal arithmetic with far more digits than a result shows, so 0.1 + 0.2 is 0.3."""
 
 import ast
 import decimal

@@ -1,7 +1,5 @@
-"""The built-in tool ``web_fetch``: the text of a public web page.
-
-Regular expressions are used instead of ``html.parser``: they read each character at most twice, while the time of the
-standard parser grows with the square of some inputs.
+"""The built-in tool ``web_fetch``: the text of a public web page. Regular expressions read each character at most
+twice; the time of ``html.parser`` grows with the square of some inputs.
 """
 
 import html
@@ -47,7 +45,6 @@ _EMPTY_LINES = re.compile(r"\n{3,}")
 
 
 async def web_fetch(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
-    """The text after at most ``REDIRECTS_MAX`` redirects. The address of each is checked. Raises ToolFailure."""
     url = input["url"]
     for _ in range(REDIRECTS_MAX + 1):
         url, limit = url.partition("#")[0], context.timeout_seconds

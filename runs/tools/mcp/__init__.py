@@ -1,7 +1,6 @@
-"""The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue.
-
-``client`` uses the official SDK. Its import takes memory and a second or two, so the first call imports it. The SDK
-runs on the event loop of outbound requests, so that it cannot delay the engine's loop.
+"""The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue. The
+import of the official SDK takes memory and a second or two, so the first call imports it. The SDK runs on the event
+loop of outbound requests, so that it cannot delay the engine's loop.
 """
 
 import asyncio
@@ -27,7 +26,5 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
 
 
 def list_tools(url: str, headers: Mapping[str, str]) -> list[Any]:
-    """The SDK's ``Tool`` for each tool of a server, unchecked. Call it on a thread: it blocks for STAFF_REQUEST_SECONDS
-    at most. Raises ToolFailure.
-    """
+    """The SDK's ``Tool`` for each tool of a server. Blocks at most STAFF_REQUEST_SECONDS. Raises ToolFailure."""
     return shared.submit(import_string(f"{__name__}.client.list_tools")(url, headers)).result()

@@ -1,7 +1,4 @@
-"""One call of a tool of an MCP server, or its list of tools, with the official SDK.
-
-The package imports this module when it is first needed.
-"""
+"""One call of a tool of an MCP server, or its list of tools, with the official SDK."""
 
 import asyncio
 import json
@@ -153,9 +150,7 @@ async def _make(
 
 
 async def _unchecked(name: str, result: CallToolResult) -> None:
-    """Replaces the SDK's check against the output schema. The schema is the server's own, so such a check could take
-    for ever, and block the whole process.
-    """
+    """Replaces the SDK's check against the server's own output schema, which could block the process for ever."""
 
 
 async def _all_tools(client: Client, transport: GuardedTransport) -> list[Tool]:

@@ -10,12 +10,8 @@ from runs.tools.files import image_of
 
 
 def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
-    """Text unchanged, links to resources as addresses, images, and for other content only its type. Raises ToolFailure
-    if the tool failed.
-    """
-    parts: list[str] = []
-    urls: list[str] = []
-    images: list[ToolImage] = []
+    """Text unchanged, links as addresses, images, and for other content only its type. Raises ToolFailure."""
+    parts, urls, images = list[str](), list[str](), list[ToolImage]()
     for block in result.content:
         if isinstance(block, TextContent):
             parts.append(block.text)

@@ -1,6 +1,5 @@
-"""Tasks of MCP servers (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for later.
-
-Each look at a task is one POST, without the SDK and without a session: there may be thousands of tasks.
+"""Tasks of MCP servers (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for later. Each look
+at a task is one POST, without the SDK and without a session: there may be thousands of tasks.
 """
 
 import asyncio
@@ -75,10 +74,7 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
 
 
 async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome | None:
-    """Ask for the outcome of an open call. For an ended call, try once to cancel its task.
-
-    Raises ToolFailure.
-    """
+    """Ask for the outcome of an open call. For an ended call, try once to cancel its task. Raises ToolFailure."""
     dialogue = Dialogue.from_text(context.remote_task)
     if context.end_reason:
         if not dialogue.task_id:

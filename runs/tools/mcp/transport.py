@@ -31,9 +31,8 @@ class TooLarge(Exception):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """``problem`` is the first failure, as a sentence; ``status_code`` is that of the latest answer.
-
-    The SDK replaces most exceptions, so its caller reads these two.
+    """``problem`` is the first failure, as a sentence, and ``status_code`` that of the latest answer: the SDK replaces
+    most exceptions.
     """
 
     def __init__(self, owner: str) -> None:
@@ -131,9 +130,7 @@ def require_readable(body: bytes, is_too_long: bool = False) -> None:
 
 
 def count_values(body: bytes) -> int:
-    """The commas outside of strings. Strings have no line break, so a quotation mark in a comment ends
-    with its line.
-    """
+    """The commas outside of strings, which have no line break: a quotation mark in a comment ends with its line."""
     if body.count(b",") <= VALUES_MAX:
         return 0
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
