@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeAlias
 
 from config.api.serializers import camel
@@ -40,13 +41,6 @@ def check_names(value: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
     return value
 
 
-def check_parameters(value: Any) -> dict[str, Any]:
-    """``value``, if it has valid parameters; see ``check_names``. ``stop`` is not sent to openai_responses, ``seed`` is
-    not sent to openai_responses and anthropic, which do not have it.
-    """
-    return check_names(value, PARAMETERS)
-
-
 def _number(low: float, high: float) -> Check:
     numbers = (int, float, Decimal)  # bool is excluded
     return lambda value: type(value) in numbers and low <= value <= high, f"a number from {low:g} to {high:g}"
@@ -74,6 +68,8 @@ PARAMETERS: dict[str, Check] = {
         f"{', '.join(sorted(RESERVED))}",
     ),
 }
+# `stop` is not sent to openai_responses, `seed` to openai_responses and anthropic, which do not have them.
+check_parameters = partial(check_names, checks=PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +175,9 @@ TYPES: dict[Any, Check] = {
     "int": (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64"),
     "str": (lambda value: isinstance(value, str) and len(value) <= 64, "a text of at most 64 characters"),
 }
-CHECKS = {camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for field in fields(Dialect)}
-
-
-def check_dialect(value: Any) -> dict[str, Any]:
-    """``value``, if it is a valid dialect; see ``check_names``. Raises ValueError."""
-    return check_names(value, CHECKS)
+check_dialect = partial(
+    check_names, checks={camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for field in fields(Dialect)}
+)
 
 
 MODEL_MAX_OUTPUT_TOKENS = 8192

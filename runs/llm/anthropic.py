@@ -23,8 +23,6 @@ EFFORTS = {"minimal": "low"}
 class AnthropicTurn(TurnReader):
     def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
         super().__init__(request, secrets)
-        # A call's input in the start of its block: usually empty; some servers send all of it there.
-        self._inputs: dict[Any, str] = {}
         self._thinking: dict[Any, dict[str, Any]] = {}
 
     def read(self, event: dict[str, Any]) -> str:
@@ -33,8 +31,6 @@ class AnthropicTurn(TurnReader):
                 return self._delta(event["index"], event["delta"])
             case "content_block_start":
                 return self._begin_block(event["index"], event["content_block"])
-            case "content_block_stop":
-                self._end_block(event["index"])
             case "message_start":
                 self._count(event["message"].get("usage"))
             case "message_delta":
@@ -48,16 +44,16 @@ class AnthropicTurn(TurnReader):
         text: list[str] = []
         for index, block in enumerate(document["content"]):
             text.append(self._begin_block(index, block))
-            self._end_block(index)
         self._end(document)
         self._count(document.get("usage"))
         return "".join(text)
 
     def _begin_block(self, index: int, block: dict[str, Any]) -> str:
         if block["type"] == "tool_use":
-            self.calls[index] = self.begin_call(block["id"], block["name"])
-            self._inputs[index] = to_text(block["input"]) if block.get("input") else ""
-            self.grow(self._inputs[index])
+            call = self.calls[index] = self.begin_call(block["id"], block["name"])
+            # Usually empty; some servers send the whole input here.
+            call.given = to_text(block["input"]) if block.get("input") else ""
+            self.grow(call.given)
         elif block["type"] in THINKING:
             # The start of a block can be empty; then the answer has not begun.
             self.grow(block.get("thinking") or block.get("data") or "", kept=len(to_text(block)))
@@ -79,11 +75,6 @@ class AnthropicTurn(TurnReader):
             block = self._thinking[index]
             block[field] = block.get(field, "") + delta[field]
         return ""
-
-    def _end_block(self, index: int) -> None:
-        call = self.calls.get(index)
-        if call is not None and not any(call.arguments):
-            call.arguments.append(self._inputs[index])
 
     def _end(self, end: dict[str, Any]) -> None:
         self.say_reason(end.get("stop_reason"))
@@ -216,18 +207,18 @@ def _blocks(message: Message, origin: str | None) -> list[dict[str, Any]]:
         result = {"type": "tool_result", "tool_use_id": wire_id(message.tool_call_id)}
         return [result | {"content": content if message.files else message.content, "is_error": message.is_error}]
     if isinstance(message, UserMessage):
-        blocks = [block for file in message.files for block in _file_blocks(file)]
-        return [*blocks, _text(message.text)] if message.text.strip() else blocks
-    return [block for part in in_order(message, origin) if (block := _assistant_block(part))]
-
-
-def _assistant_block(part: str | ToolCall | dict[str, Any]) -> dict[str, Any] | None:
-    if isinstance(part, str):
-        return _text(part) if part.strip() else None
-    if isinstance(part, ToolCall):
-        name, input = wire_name(part.name), arguments_object(part.arguments)
-        return {"type": "tool_use", "id": wire_id(part.id), "name": name, "input": input}
-    return part
+        files = [block for file in message.files for block in _file_blocks(file)]
+        return [*files, _text(message.text)] if message.text.strip() else files
+    blocks = list[dict[str, Any]]()
+    for part in in_order(message, origin):
+        if isinstance(part, ToolCall):
+            name, input = wire_name(part.name), arguments_object(part.arguments)
+            blocks.append({"type": "tool_use", "id": wire_id(part.id), "name": name, "input": input})
+        elif not isinstance(part, str):
+            blocks.append(part)
+        elif part.strip():
+            blocks.append(_text(part))
+    return blocks
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class ScriptTurn:
 class DemoModel:
     """``ModelClient`` of the provider ``demo``."""
 
+    reads_files = False
+
     def __init__(self, server: Server) -> None:
         """The demo model has no settings."""
 

@@ -54,6 +54,8 @@ class Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
+    # The arguments if none come in parts.
+    given: str = ""
     # Whether the first part of the arguments is an object; None: it was not parsed.
     begins_whole: bool | None = None
 
@@ -186,7 +188,7 @@ class TurnReader(ABC):
                 new_ids = (f"call_{self.request.turn_index}_{number}" for number in itertools.count(index))
                 call_id = next(new_id for new_id in new_ids if new_id not in used_ids)
             used_ids.add(call_id)
-            arguments = join_surrogates("".join(call.arguments)).strip() or "{}"
+            arguments = join_surrogates("".join(call.arguments) or call.given).strip() or "{}"
             yield ToolCall(call_id, name, arguments)
 
     def _usage(self) -> Usage:

@@ -164,23 +164,19 @@ class ResponsesModel(HttpModel):
 
 def _items(message: base.Message, origin: str | None) -> list[dict[str, Any]]:
     if isinstance(message, ToolMessage):
-        return [_output(message)]
+        # The format has no field for a failure, so the text says it.
+        text = f"Error: {message.content}" if message.is_error else message.content
+        output: str | list[dict[str, Any]] = text
+        if message.files:
+            output = [{"type": "input_text", "text": text}]
+            output += [part for file in message.files for part in _file_parts(file)]
+        return [{"type": "function_call_output", "call_id": wire.wire_id(message.tool_call_id), "output": output}]
     if isinstance(message, UserMessage):
         parts = [part for file in message.files for part in _file_parts(file)]
         if message.text or not parts:
             parts.append({"type": "input_text", "text": message.text})
         return [{"role": "user", "content": parts}]
     return _turn_items(message, origin)
-
-
-def _output(message: ToolMessage) -> dict[str, Any]:
-    # The format has no field for a failure, so the text says it.
-    text = f"Error: {message.content}" if message.is_error else message.content
-    output: str | list[dict[str, Any]] = text
-    if message.files:
-        output = [{"type": "input_text", "text": text}]
-        output += [part for file in message.files for part in _file_parts(file)]
-    return {"type": "function_call_output", "call_id": wire.wire_id(message.tool_call_id), "output": output}
 
 
 def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str, Any]]:

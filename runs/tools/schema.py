@@ -181,7 +181,9 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
         try:
             process, is_new = _idle.pop(), False
         except IndexError:
-            process, is_new = _start(), True
+            # It ends with its input, and gets no signal that is sent to this process's group.
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            process, is_new = subprocess.Popen(COMMAND, start_new_session=True, **pipes), True
         line = b""
         with contextlib.suppress(OSError):
             process.stdin.write(request)
@@ -198,9 +200,3 @@ def _check(schema: str, value: Any, seconds: float) -> dict[str, str]:
             return {TOO_COSTLY: "its check against the schema takes too long. Make it much shorter."}
         if is_new:
             raise RuntimeError(f"the process that checks inputs has ended with status {process.returncode}")
-
-
-def _start() -> subprocess.Popen[bytes]:
-    """A new process. It ends with its input, and gets no signal that is sent to this process's group."""
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(COMMAND, start_new_session=True, **pipes)

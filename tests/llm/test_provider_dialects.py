@@ -10,7 +10,7 @@ import pytest
 from runs.catalogue.definitions import Dialect, dialect_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
-from runs.llm import openai_chat
+from runs.llm import wire
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage
 from runs.llm.registry import client_for
 from tests.llm.helpers import KEY, OPENAI_END, at, client_of, data, failure, hear, model_of, openai_delta, request_of
@@ -73,8 +73,8 @@ class TestOpenAIDialects:
     def test_broken_arguments_are_parsed_once_however_many_names_follow(self, turn, monkeypatch):
         """Parsing them takes 2 ms of the event loop, and a server can send thousands of names."""
         parsed: list[str] = []
-        parse = openai_chat.arguments_object
-        monkeypatch.setattr(openai_chat, "arguments_object", lambda text: parsed.append(text) or parse(text))
+        parse = wire.arguments_object
+        monkeypatch.setattr(wire, "arguments_object", lambda text: parsed.append(text) or parse(text))
         broken = {"function": {"name": "t", "arguments": '{"a":'}}
         raw = data(openai_delta(tool_calls=[broken, *[{"function": {"name": "t"}}] * 100]), *OPENAI_END)
 
