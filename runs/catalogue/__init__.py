@@ -59,12 +59,6 @@ class Catalogue:
         at = next((at for at, model in enumerate(models) if model.name == resolved), 0)
         return models[at:] + models[:at]
 
-    def tools_for(self, allowed: list[str] | None) -> dict[str, ToolDefinition]:
-        """The enabled tools whose names are in ``allowed``; for None, all enabled tools."""
-        if allowed is None:
-            return self.tools
-        return {name: tool for name, tool in self.tools.items() if name in allowed}
-
 
 _lock = threading.Lock()
 _refreshing = threading.Lock()
@@ -151,9 +145,7 @@ def display_names(names: Collection[str]) -> dict[str, str]:
 
 
 def find_agent(reference: str) -> AgentVersion | None:
-    """The version for ``name`` (the current version) or ``name@3``; None if there is no such enabled agent. A name that
-    this process does not know is looked up in the database.
-    """
+    """The version for ``name`` (the current one) or ``name@3``; None if there is no such enabled agent."""
     match = REFERENCE.fullmatch(reference)
     if match is None:
         return None

@@ -140,8 +140,8 @@ class Work:
 
 def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) -> Work:
     """Change the catalogue to what the file says; with ``check``, only find out what would change. ``prune`` also
-    disables rows that are missing in a list of the file. ``source`` is the name of the file in messages. Raises
-    CatalogueError. Resolves a host name on the network, so no transaction may be open.
+    disables rows that a list of the file lacks. ``source``: the name of the file. Raises CatalogueError. Resolves a
+    host name on the network, so no transaction may be open.
     """
     work = Work(source, raw)
     work.wrong((), unknown_fields(work.data, ENTRIES))
@@ -162,9 +162,8 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
-    """The line at which the file lists the row with this name, and the fields in which the two differ; None if it does
-    not list the row. No fields if the entry has a mistake, such as a variable that this process lacks. Raises
-    CatalogueError.
+    """The line at which the file lists the row, and the fields in which the two differ; None if it does not list the
+    row. No fields if the entry has a mistake, such as a variable that this process lacks. Raises CatalogueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
     listed = ((path, item) for path, item in work.items(key, entry) if isinstance(item, dict))

@@ -54,9 +54,7 @@ for _name, _pattern in SCALARS.items():
 
 
 def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
-    """The value of the only document in ``raw``, which must be UTF-8 and nested at most ``depth`` levels deep; and the
-    line of each of its parts. Raises MalformedYAML.
-    """
+    """The only document in ``raw``, and the line of each of its parts. Raises MalformedYAML."""
     lines: dict[Path, int] = {(): 1}
     try:
         _check_events(raw, depth)

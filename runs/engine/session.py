@@ -254,7 +254,8 @@ class Session:
 
     def tools(self) -> dict[str, ToolDefinition]:
         """By name: the catalogue's tools that the run may use, and the tools of the caller's app."""
-        return {**catalogue.remembered().tools_for(self.run.tools), **self.client_tools}
+        tools, allowed = catalogue.remembered().tools, self.run.tools
+        return {name: tools[name] for name in tools if allowed is None or name in allowed} | self.client_tools
 
     async def learn_tools(self, names: Iterable[str]) -> None:
         """Look up the named tools that the run may use and that this process does not know: their rows may be new."""

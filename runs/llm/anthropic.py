@@ -172,9 +172,7 @@ def _tools(request: ModelRequest) -> list[dict[str, Any]]:
 
 
 def _add_breakpoints(values: dict[str, Any]) -> None:
-    """Mark where the provider's cache may end: after the tools, after the instructions, and after each of the last two
-    steps. The next request still contains the first of these steps.
-    """
+    """Mark where the provider's cache may end: after the tools, the instructions, and each of the last two steps."""
     steps = [message["content"] for message in values["messages"] if message["role"] == "user"]
     for blocks in (values.get("tools"), values.get("system"), *steps[-2:]):
         if blocks:
@@ -182,9 +180,7 @@ def _add_breakpoints(values: dict[str, Any]) -> None:
 
 
 def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn; the first and the last one are the user's. Consecutive messages of one
-    role become one. Reasoning is sent back only to its ``origin``.
-    """
+    """Messages of user and assistant in turn; the first and the last one are the user's."""
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"

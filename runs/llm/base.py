@@ -44,9 +44,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file of a user's message, or an image that a tool returned. For a turn, ``runs.llm.files`` adds ``text``, or
-    ``data`` in base64, or a ``note`` that says why the content is missing or incomplete. ``size_bytes`` of an image is
-    0 if it is not known.
+    """A file of a user's message, or an image that a tool returned. For a turn, ``runs.llm.files`` adds ``text``,
+    ``data`` in base64, or a ``note`` why the content is missing or incomplete. ``size_bytes``: 0 if it is not known.
     """
 
     name: str
@@ -187,6 +186,4 @@ class ModelClient(Protocol):
         """The events of one turn, each as soon as it arrives; the last one is a ``TurnEnd``. Raises ModelError."""
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The most tokens that the provider will count for the request, by the provider's own count; None if it gives
-        none. Called only if the dialect has ``counts_tokens``.
-        """
+        """The most tokens of the request by the provider's own count; None if it gives none."""

@@ -44,9 +44,7 @@ async def with_files(
 
 
 def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
-    """The messages with the content of the files that the model accepts, the newest message's first; each other file
-    gets a note. Blocks for at most ATTACHMENT_READ_SECONDS plus one time-out of the storage.
-    """
+    """The messages with the content of their files, the newest message's first, or a note why it is missing. Blocks."""
     reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
     of_users, of_tools = accepted_types(dialect)
     read: list[Message] = []

@@ -99,16 +99,12 @@ class TurnReader(ABC):
         return text
 
     def say_reason(self, reason: str | None) -> None:
-        """Record why the answer ended, if the provider says it, without the text that Gemini adds after a colon. Raises
-        AttributeError for other values than text.
-        """
+        """Record why the answer ended, without the text that Gemini adds after a colon."""
         if reason:
             self.finish_reason = reason.partition(":")[0].lower()
 
     def keep(self, item: dict[str, Any]) -> None:
-        """Record an item of reasoning with its position in the turn: the numbers of characters of text and of calls
-        before it. ``runs.llm.wire.in_order`` puts it back there.
-        """
+        """Record an item of reasoning with its position in the turn, where ``wire.in_order`` puts it back."""
         if self.request.model.dialect.reasoning_back:
             self.reasoning.append({"item": item, "characters": self._passed_on, "calls": len(self._calls)})
 
@@ -134,8 +130,7 @@ class TurnReader(ABC):
 
     def complete(self) -> tuple[int, int | None] | None:
         """Characters and counted output tokens of a complete answer; None if it is not complete. After the reason of
-        its end, only counts can follow, but not every server says that none will. An end without a reason completes an
-        answer that has begun.
+        its end, only counts can follow. An end without a reason completes an answer that has begun.
         """
         is_complete = self.finish_reason is not None or (self.ended and self.has_begun)
         return (self.characters, self.counts.get("output_tokens")) if is_complete else None

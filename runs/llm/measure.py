@@ -136,8 +136,7 @@ def _identity(message: Message) -> str:
 
 def upper_bound(request: ModelRequest, counted: Mapping[str, int] | None = None, size: Size | None = None) -> int:
     """The most tokens that the provider will count. ``counted``: the provider's counts of requests or beginnings, by
-    digest; if a beginning is counted, only what follows it is bounded by its bytes. No request is larger than the
-    window.
+    digest; if a beginning is counted, only what follows it is bounded by its bytes.
     """
     size, counted = size or measure(request), counted or {}
     if KINDS[request.model.server.kind].is_offline:

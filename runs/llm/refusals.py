@@ -167,9 +167,7 @@ def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | Non
 
 
 def _text_of(value: Any, depth: int = 0) -> str:
-    """The provider's message in the known shapes: a text, a list whose first item is an error, or an object with
-    ``error``, ``message``, ``detail``, ``msg`` or ``errors``, which has one of these shapes again.
-    """
+    """The provider's message: a text, or that in the first item or in a known field, which can be nested."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and depth < 6:

@@ -98,9 +98,7 @@ def wire_name(name: str) -> str:
 
 
 def wire_id(call_id: str, length: int = 0) -> str:
-    """``call_id``, or an id that every provider accepts and that is the same at every turn. With ``length``, the id has
-    exactly this number of letters and digits. It is not translated back, because the model never repeats an id.
-    """
+    """``call_id``, or an id that every provider accepts, the same at every turn; with ``length``, of that length."""
     if length:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()
         return call_id if fits else _digest(call_id)[:length]

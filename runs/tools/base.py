@@ -119,9 +119,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """In place of a result: the outcome of the call comes later, by a callback, or by the type's ``contact``, which is
-    due after ``contact_in_seconds`` and gets ``remote_task``. The call's progress is ``fraction``, from 0 to 1, and
-    ``message``.
+    """In place of a result: the outcome comes later, by a callback, or by the type's ``contact``, which is due after
+    ``contact_in_seconds`` and gets ``remote_task``. The progress is ``fraction``, from 0 to 1, and ``message``.
     """
 
     message: str = ""
@@ -159,6 +158,10 @@ def input_object(*, optional: Iterable[str] = (), **properties: dict[str, Any]) 
     """The JSON Schema of an input that has these properties and no others."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def text_input(max_length: int, description: str) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": max_length, "description": description}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ logger = logging.getLogger(__name__)
 class ToolType:
     """The type for a value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app, and for
     built-in tools, which have their own. ``needs_url``: staff must give the tool's address. ``contact`` asks a tool's
-    server about its open parked calls, and tells it when they end; it raises ToolFailure if the server did not answer
-    properly.
+    server about its open parked calls, and tells it when they end. Raises ToolFailure.
     """
 
     label: str
@@ -62,9 +61,7 @@ def type_of(definition: ToolDefinition) -> ToolType | BuiltinTool | None:
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the tool with an input that ``check_input`` has accepted, within the time limits of the tool and the run.
-    Raises ToolFailure for every failure. Only a cancellation passes unchanged.
-    """
+    """Call the tool with a checked input, within the time limits of the tool and the run. Raises only ToolFailure."""
     kind = type_of(definition)
     if kind is None or kind.execute is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no {definition.node_type} tool {definition.name}.")

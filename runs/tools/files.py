@@ -52,9 +52,7 @@ async def store_file(context: ToolContext, file_name: str, content: bytes) -> st
 
 
 def store(invocation_id: str, file_name: str, content: bytes) -> str:
-    """Store the file, whose name must pass ``is_file_name``, and return its URL. A second file of the call with this
-    name replaces the first one. Raises ToolFailure.
-    """
+    """Store the file, in place of an earlier one with this name, and return its URL. Raises ToolFailure."""
     path, url = _place(invocation_id, file_name)
     file = ContentFile(content)
     file.content_type = content_type(file_name)  # type: ignore[attr-defined]  # S3 keeps it with the object

@@ -55,9 +55,7 @@ async def send(
     timeout_seconds: float,
     reuse: bool = False,
 ) -> Answer:
-    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. ``reuse``: use a connection that
-    can be used again. Raises ToolFailure.
-    """
+    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Raises ToolFailure."""
     request = client.asend(
         method,
         url,

@@ -35,9 +35,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """The state of an open call. With ``task_id``, it is a task, whose outcome is asked for; without, it is an ordinary
-    call, which is made again with ``answers``.
-    """
+    """The state of an open call: a task, if there is a ``task_id``, or a call that is made again with ``answers``."""
 
     task_id: str = ""
     state: str | None = None  # the server wants this back with the answers

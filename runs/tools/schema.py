@@ -67,9 +67,7 @@ def parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def check_input(definition: ToolDefinition, value: dict[str, Any]) -> None:
-    """Raises ToolFailure ``INVALID_INPUT`` with the path and the broken rule, or ``TOOL_ERROR`` for a bad schema.
-    Waits for another process: call it on a thread.
-    """
+    """Raises ToolFailure ``INVALID_INPUT``, or ``TOOL_ERROR`` for a bad schema. Waits for another process."""
     if not definition.input_schema:
         return
     answer = _check(to_text(definition.input_schema), value, TOOL_CHECK_SECONDS)

@@ -1,6 +1,6 @@
 """The built-in tool ``ask_user``: a question to the user. The engine opens a waitpoint and calls no function."""
 
-from runs.tools.base import ASK_USER, BuiltinTool, input_object
+from runs.tools.base import ASK_USER, BuiltinTool, input_object, text_input
 
 TOOL = BuiltinTool(
     name=ASK_USER,
@@ -10,7 +10,7 @@ TOOL = BuiltinTool(
         "that only the user can give."
     ),
     input_schema=input_object(
-        question={"type": "string", "minLength": 1, "maxLength": 10000, "description": "What to ask."},
+        question=text_input(10_000, "What to ask."),
         options={
             "type": "array",
             "items": {"type": "string", "minLength": 1, "maxLength": 500},

@@ -8,7 +8,7 @@ from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow
 from typing import Any
 
 from config.kernel.money import MICRO
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, tool_error
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, text_input, tool_error
 
 EXPRESSION_MAX_CHARS = 1000
 DIGITS_MAX = 1000
@@ -108,14 +108,7 @@ TOOL = BuiltinTool(
         "Evaluates an arithmetic expression exactly: numbers, + - * / // % ** and parentheses, sqrt, min, max, "
         "abs, and round, which rounds half away from zero. Example: round(19.99 * 3 / 7, 2)."
     ),
-    input_schema=input_object(
-        expression={
-            "type": "string",
-            "minLength": 1,
-            "maxLength": EXPRESSION_MAX_CHARS,
-            "description": "The expression.",
-        }
-    ),
+    input_schema=input_object(expression=text_input(EXPRESSION_MAX_CHARS, "The expression.")),
     price=MICRO // 10,
     execute=calculate,
 )

@@ -5,7 +5,7 @@ from typing import Any
 from config.kernel.money import MICRO
 from runs.errors import CallError
 from runs.tools import files
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, input_object
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolFailure, ToolResult, input_object, text_input
 
 
 async def create_file(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -23,12 +23,10 @@ TOOL = BuiltinTool(
     display_name="Create a file",
     description="Writes a text file that the user can download, and returns its address.",
     input_schema=input_object(
-        fileName={
-            "type": "string",
-            "minLength": 1,
-            "maxLength": files.FILE_NAME_MAX_CHARS,
-            "description": "A name without folders, such as report.md: letters, digits, blanks and _.,()+@=- only.",
-        },
+        fileName=text_input(
+            files.FILE_NAME_MAX_CHARS,
+            "A name without folders, such as report.md: letters, digits, blanks and _.,()+@=- only.",
+        ),
         content={"type": "string", "description": "The whole text of the file."},
     ),
     price=1 * MICRO,

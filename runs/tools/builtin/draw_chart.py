@@ -7,7 +7,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from config.kernel.money import MICRO
-from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, shorten
+from runs.tools.base import BuiltinTool, ToolContext, ToolDefinition, ToolResult, input_object, shorten, text_input
 from runs.tools.files import store_file
 
 FILE_NAME = "chart.svg"
@@ -86,7 +86,7 @@ TOOL = BuiltinTool(
     display_name="Draw a chart",
     description="Draws a series of numbers as an SVG bar chart.",
     input_schema=input_object(
-        title={"type": "string", "minLength": 1, "maxLength": TITLE_MAX_CHARS, "description": "The chart's heading."},
+        title=text_input(TITLE_MAX_CHARS, "The chart's heading."),
         series={
             "type": "array",
             "items": {"type": "number", "minimum": -VALUE_MAX, "maximum": VALUE_MAX},

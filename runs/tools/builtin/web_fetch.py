@@ -100,14 +100,7 @@ TOOL = BuiltinTool(
     name="web_fetch",
     display_name="Fetch a web page",
     description="Reads a public web page or text file and returns its text.",
-    input_schema=input_object(
-        url={
-            "type": "string",
-            "minLength": 1,
-            "maxLength": base.URL_MAX_CHARS,
-            "description": "The absolute http(s) address.",
-        }
-    ),
+    input_schema=input_object(url=base.text_input(base.URL_MAX_CHARS, "The absolute http(s) address.")),
     price=1 * MICRO,
     execute=web_fetch,
 )

@@ -31,9 +31,7 @@ class TooLarge(Exception):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """``problem`` is the first failure, as a sentence, and ``status_code`` that of the latest answer: the SDK replaces
-    most exceptions.
-    """
+    """``problem``: the first failure; ``status_code``: that of the latest answer. The SDK replaces most exceptions."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
