@@ -68,15 +68,13 @@ class Work:
         known = path
         while known not in self.lines:
             known = known[:-1]
-        place = [self._label(path) if isinstance(key, int) else str(key)[:100] for key in path[:LEVELS]]
+        place = [str(key)[:100] for key in path[:LEVELS]]
+        if len(path) > 1 and isinstance(path[1], int):  # an entry of a list
+            entry = self.data[path[0]][path[1]]
+            name = entry.get("name") if isinstance(entry, dict) else None
+            place[1] = name[:100] if isinstance(name, str) and name else f"({path[1] + 1})"
         message = detail if isinstance(detail, str) else " ".join(map(str, detail))
         self.mistakes.append((self.lines[known], ": ".join(filter(None, [".".join(place), message]))))
-
-    def _label(self, path: yaml.Path) -> str:
-        """An entry's name, or its number in the list."""
-        entry = self.data[path[0]][path[1]]
-        name = entry.get("name") if isinstance(entry, dict) else None
-        return name[:100] if isinstance(name, str) and name else f"({int(path[1]) + 1})"
 
     def stop(self) -> None:
         """Raises CatalogueError if there are mistakes."""

@@ -57,7 +57,15 @@ def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
     """The only document in ``raw``, and the line of each of its parts. Raises MalformedYAML."""
     lines: dict[Path, int] = {(): 1}
     try:
-        _check_events(raw, depth)
+        level = 0
+        # Before the tree is built: its builder follows aliases, and crashes if the text is nested too deeply.
+        for event in yaml.parse(raw, Loader=_Loader):
+            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            if level > depth:
+                raise MalformedYAML(f"It is nested more than {depth} levels deep.", line)
+            if isinstance(event, yaml.AliasEvent):
+                raise MalformedYAML("Aliases are not supported.", line)
         node = yaml.compose(raw, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = raw.count(b"\n", 0, error.position) + 1
@@ -66,18 +74,6 @@ def parse(raw: bytes, *, depth: int) -> tuple[Any, dict[Path, int]]:
         mark = error.problem_mark or error.context_mark
         raise MalformedYAML(f"It is not valid YAML: {error.problem}.", mark.line + 1 if mark else 1) from None
     return None if node is None else _value(node, (), lines), lines
-
-
-def _check_events(raw: bytes, depth: int) -> None:
-    """Called before the tree is built: the builder follows aliases, and crashes if the text is nested too deeply."""
-    level = 0
-    for event in yaml.parse(raw, Loader=_Loader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if level > depth:
-            raise MalformedYAML(f"It is nested more than {depth} levels deep.", line)
-        if isinstance(event, yaml.AliasEvent):
-            raise MalformedYAML("Aliases are not supported.", line)
 
 
 def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:

@@ -58,17 +58,13 @@ class OpenAITurn(TurnReader):
                 break
         for part in message.get("tool_calls") or ():
             self._read_call(part)
-        content = message.get("content") or ""
-        if isinstance(content, list):
-            content = "".join([self._read_part(part) for part in content])
-        return self.text(content + (message.get("refusal") or ""))
-
-    def _read_part(self, part: dict[str, Any]) -> str:
-        """Read one part of a content that is a list: text, or the model's thinking (Mistral)."""
-        if part.get("type") == "thinking":
-            self._reason("content", [part])
-            return ""
-        return part.get("text") or part.get("refusal") or ""
+        content, text = message.get("content") or "", ""
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") == "thinking":  # Mistral
+                self._reason("content", [part])
+            else:
+                text += part.get("text") or part.get("refusal") or ""
+        return self.text((text if isinstance(content, list) else content) + (message.get("refusal") or ""))
 
     def _reason(self, field: str, value: str | list[dict[str, Any]]) -> None:
         """Record reasoning, a text or a list of items, for the same field later."""
@@ -169,33 +165,23 @@ def _messages(request: ModelRequest) -> list[dict[str, Any]]:
     images: list[dict[str, Any]] = []
     for message in request.messages:
         if isinstance(message, ToolMessage):
-            found.append(_tool_message(message, dialect))
+            # The format has no field for a failure, and allows no images here: they follow the last outcome.
+            text = f"Error: {message.content}" if message.is_error else message.content
+            text = "\n".join([text, *(wire.file_text(file) for file in message.files if not file.data)])
+            call_id = wire.wire_id(message.tool_call_id, dialect.call_id_length)
+            found.append({"role": "tool", "tool_call_id": call_id, "content": text})
             images += [part for file in message.files if file.data for part in _file_parts(file)]
             continue
         if images:
             found.append({"role": "user", "content": images})
             images = []
         if isinstance(message, UserMessage):
-            found.append(_user_message(message))
+            parts = [part for file in message.files for part in _file_parts(file)]
+            content = [*parts, *_text_parts(message.text)] if parts else message.text
+            found.append({"role": "user", "content": content})
         elif message.text or message.tool_calls:
             found.append(_assistant_message(message, model.origin, dialect))
     return [*found, {"role": "user", "content": images}] if images else found
-
-
-def _tool_message(message: ToolMessage, dialect: Dialect) -> dict[str, Any]:
-    """The outcome of a call, as text: images, which the format does not allow here, follow the last outcome."""
-    # The format has no field for a failure, so the text says it.
-    content = f"Error: {message.content}" if message.is_error else message.content
-    content = "\n".join([content, *(wire.file_text(file) for file in message.files if not file.data)])
-    call_id = wire.wire_id(message.tool_call_id, dialect.call_id_length)
-    return {"role": "tool", "tool_call_id": call_id, "content": content}
-
-
-def _user_message(message: UserMessage) -> dict[str, Any]:
-    if not message.files:
-        return {"role": "user", "content": message.text}
-    parts = [part for file in message.files for part in _file_parts(file)]
-    return {"role": "user", "content": [*parts, *_text_parts(message.text)]}
 
 
 def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect) -> dict[str, Any]:

@@ -71,7 +71,6 @@ def _power(base: Decimal, exponent: Decimal) -> Decimal:
 
 
 def _round(value: Decimal, places: Decimal = Decimal(0)) -> Decimal:
-    """Rounds half away from zero."""
     return value.quantize(Decimal(1).scaleb(-int(places)), decimal.ROUND_HALF_UP)
 
 

@@ -176,20 +176,14 @@ async def _request(
     sent: dict[str, Any] = {"headers": headers, "body": body, "timeout_seconds": TASK_REQUEST_SECONDS, "reuse": True}
     try:
         answer = await send(context.user_id, "POST", definition.url, **sent)
-        if moved := _moved(definition.url, answer):
-            answer = await send(context.user_id, "POST", moved, **sent)
+        if answer.status in (307, 308):  # the SDK follows such redirects of calls, too
+            with contextlib.suppress(ValueError):
+                target = urljoin(definition.url, answer.headers.get("Location", ""))
+                if same_server(definition.url, target):
+                    answer = await send(context.user_id, "POST", target, **sent)
     except ToolFailure as failure:
         raise Away(failure.message) from None
     return _read(definition, answer)
-
-
-def _moved(url: str, answer: Answer) -> str | None:
-    """The target of a redirect within the same server, or None; the SDK follows such redirects of calls."""
-    if answer.status in (307, 308):
-        with contextlib.suppress(ValueError):
-            target = urljoin(url, answer.headers.get("Location", ""))
-            return target if same_server(url, target) else None
-    return None
 
 
 def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
