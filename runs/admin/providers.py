@@ -24,8 +24,8 @@ from runs.catalogue.definitions import (
     check_dialect,
     check_parameters,
 )
-from runs.catalogue.fields import fits
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
+from runs.catalogue.rules import fits
 from runs.llm.base import ModelError
 from runs.llm.registry import models_of, probe
 from runs.models import AgentModel, Provider

@@ -22,8 +22,8 @@ from config.staff.base import StaffAdmin, credits_column
 from config.staff.forms import CreditsField, ForgetField, LinesField, ObjectField, SecretField, StaffForm
 from runs import catalogue
 from runs.catalogue import file, rules
-from runs.catalogue.fields import fits
 from runs.catalogue.imports import import_mcp
+from runs.catalogue.rules import fits
 from runs.models import AgentModel, Provider, Tool
 from runs.tools import builtin, schema
 from runs.tools.base import BUILTIN, HTTP, PARK_SECONDS, ToolDefinition, parse_headers, parse_signing_secret

@@ -11,7 +11,7 @@ from config.kernel.jsontext import same_json
 from runs import catalogue
 from runs.catalogue import rules
 from runs.catalogue.definitions import check_parameters
-from runs.catalogue.fields import Names, Object, OneOf, Text, fits
+from runs.catalogue.rules import Names, Object, OneOf, Text, fits
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 from runs.tools.schema import check_output_schema
 

@@ -21,10 +21,10 @@ from config.api.serializers import CamelSerializer, CreditsNumberField, StrictBo
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
-from runs.catalogue import agents, fields, rules
+from runs.catalogue import agents, rules
 from runs.catalogue.definitions import check_dialect, check_parameters
-from runs.catalogue.fields import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, fits, variables_of
 from runs.catalogue.providers import KINDS
+from runs.catalogue.rules import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, fits, variables_of
 from runs.catalogue.yaml import Path
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
@@ -69,7 +69,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         models.CharField: Text,
         models.TextField: Text,
         models.BooleanField: StrictBooleanField,
-        models.PositiveIntegerField: fields.Whole,
+        models.PositiveIntegerField: rules.Whole,
         models.FloatField: StrictNumberField,
     }
     serializer_choice_field = OneOf
@@ -204,7 +204,7 @@ class ModelEntry(Entry):
     cache_write_price = _price(source="price_cache_write", **OPTIONAL)
     parameters = Object(validators=[fits(check_parameters)])
     dialect = Object(validators=[fits(check_dialect)])
-    fallbacks = fields.Names(required=False, max_length=rules.FALLBACKS_MAX)
+    fallbacks = rules.Names(required=False, max_length=rules.FALLBACKS_MAX)
     queryset = AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
 
     class Meta:
@@ -253,7 +253,7 @@ class ToolEntry(Entry):
     )
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
     signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, validators=[fits(parse_signing_secret)])
-    park_seconds = fields.Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
+    park_seconds = rules.Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
     cancel_url = Address(required=False, allow_blank=True)
     addresses = ("url", "cancel_url")
     prefix = "TOOL"
@@ -288,7 +288,7 @@ class AgentEntry(Entry):
     name = Text()
     display_name = Text(required=False)
     description = Text(required=False, allow_blank=True)
-    tools = fields.Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
+    tools = rules.Names(max_length=agents.TOOLS_MAX, **OPTIONAL)
     parameters = Object()
     credit_approval_threshold = _price(**OPTIONAL)
     max_credits = CreditsNumberField(minimum=1, **OPTIONAL)

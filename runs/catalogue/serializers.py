@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField
 from runs import catalogue
-from runs.catalogue.fields import Object, fits
+from runs.catalogue.rules import Object, fits
 from runs.tools.schema import check_output_schema, check_sent_schema
 
 OUTPUT_SCHEMA = {

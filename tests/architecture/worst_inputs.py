@@ -22,7 +22,7 @@ from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
 from runs import catalogue
 from runs.calls import ClientToolInput
-from runs.catalogue import definitions, entries, fields, rules, yaml
+from runs.catalogue import definitions, entries, rules, yaml
 from runs.fronts import views as front_views
 from runs.fronts.ai_sdk import views as ai_sdk
 from runs.llm import base as llm_base
@@ -81,7 +81,7 @@ def retry_after(header: str) -> object:
 
 
 def variables(text: str) -> str:
-    return fields.VARIABLE.sub("", text)
+    return rules.VARIABLE.sub("", text)
 
 
 def ui_file(url: str) -> None:
@@ -148,9 +148,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/__init__.py: REFERENCE": around(catalogue.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
-    "runs/catalogue/fields.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
+    "runs/catalogue/rules.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
     "runs/catalogue/entries.py: new_variable": OUR_TEXT,
-    "runs/catalogue/fields.py: _variable": FIXED,
+    "runs/catalogue/rules.py: _variable": FIXED,
     "runs/catalogue/entries.py: secret": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
     "runs/catalogue/entries.py: ENDPOINT_SECRET": around(entries.ENDPOINT_SECRET.match, BODY, "a", "=", after=TAIL),
     "runs/catalogue/yaml.py: SCALARS": around(yaml.SCALARS["float"].match, BODY, "1", "1.", ".1", "1e", after=TAIL),

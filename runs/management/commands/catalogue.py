@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from config.kernel import money
 from config.kernel.jsontext import to_text
 from runs.catalogue import file
-from runs.catalogue.fields import with_variables
 from runs.catalogue.imports import import_mcp
+from runs.catalogue.rules import with_variables
 
 
 class Command(BaseCommand):
