@@ -138,8 +138,7 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
     elif server.kind == "openai_responses":
         found = {"reasoning_back": True, "sampling": not reasons, "counts_tokens": server.host == "api.openai.com"}
     elif server.kind == "openai":
-        # Most servers of chat completions do not read PDF files.
-        found = {"file_input": False}
+        found = {"file_input": False}  # most servers of chat completions do not read PDF files
         if server.host == "api.openai.com" or server.is_azure:
             found = {"max_tokens_field": "max_completion_tokens", "reasoning_field": ""}
             found |= {"system_role": "developer", "sampling": False} if reasons else {}

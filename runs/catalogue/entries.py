@@ -36,8 +36,7 @@ from webhooks.models import Endpoint
 
 # Base64; hexadecimal digits are a special case of it.
 ENDPOINT_SECRET = re.compile(r"(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
-# Stands for a secret that no key decrypts; no file can contain this value.
-LOST = "\0"
+LOST = "\0"  # stands for a secret that no key decrypts; no file can contain this value
 # An entry of the file: its path in the file, and the columns that it sets.
 Given: TypeAlias = tuple[Path, dict[str, Any]]
 
@@ -76,12 +75,9 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     default_error_messages: ClassVar = {"invalid": "It must be a mapping."}
     # The columns of addresses that may have variables. A column ``…_source`` stores the file's text of the address.
     addresses: ClassVar[tuple[str, ...]] = ()
-    # The prefix of the names of variables.
-    prefix: ClassVar[str] = ""
-    # The rows without their secrets, which perhaps no key decrypts.
-    queryset: QuerySet[Any]
-    # Whether the file has a list of these entries, or one entry without a name.
-    is_list: ClassVar = True
+    prefix: ClassVar[str] = ""  # the prefix of the names of variables
+    queryset: QuerySet[Any]  # the rows without their secrets, which perhaps no key decrypts
+    is_list: ClassVar = True  # whether the file has a list of these entries, or one entry without a name
     Meta: Any
 
     @cached_property
@@ -324,8 +320,7 @@ class AgentEntry(Entry):
             raise serializers.ValidationError({camel(column): problems[column] for column in problems}) from None
 
     def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
-        # A tool may have been deleted.
-        known = set(Tool.objects.values_list("name", flat=True))
+        known = set(Tool.objects.values_list("name", flat=True))  # a tool may have been deleted
         row.tools = None if row.tools is None else [tool for tool in row.tools if tool in known]
         return super().written(row, rows, variables)
 

@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOG_MAX_CHARS = 4000
 SHOWN_MAX_CHARS = 300
-# The levels of the file above a value of a row.
-LEVELS = 3
+LEVELS = 3  # the levels of the file above a value of a row
 MISTAKES_MAX = 50
 DEMO = "demo"
 # JSON columns in which the order of keys matters, and in which 1 differs from true.

@@ -12,8 +12,7 @@ from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_head
 from runs.tools.mcp import list_tools
 from runs.tools.schema import read_schema
 
-# The most tools of one MCP server; a server with more is refused.
-TOOL_IMPORT_MAX = 500
+TOOL_IMPORT_MAX = 500  # the most tools of one MCP server; a server with more is refused
 
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
 

@@ -19,8 +19,7 @@ class Kind:
     label: str
     adapter: str
     is_offline: bool = False
-    # Where the server lists its models; empty if it has no list.
-    models_path: str = "/models"
+    models_path: str = "/models"  # where the server lists its models; empty if it has no list
 
 
 KINDS = {

@@ -25,8 +25,7 @@ TIMEOUT_MIN_SECONDS, TIMEOUT_MAX_SECONDS = 0.1, 3600
 API_KEY_MAX_CHARS, HEADERS_MAX_CHARS, SIGNING_SECRET_MAX_CHARS = 4096, 10_000, 500
 NO_ADDRESS = "Use an http(s) address without credentials."
 VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
-# The largest integer that the columns of both databases can hold.
-WHOLE_MAX = 2**31 - 1
+WHOLE_MAX = 2**31 - 1  # the largest integer that the columns of both databases can hold
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
 
 

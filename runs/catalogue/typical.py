@@ -9,8 +9,7 @@ from runs.models import Agent, AgentModel, Run, RunStatus, TypicalCredits
 
 DAYS = 30
 RUNS_MAX, RUNS_MIN = 10_000, 20
-# What is measured, and the column of a run with its name.
-COLUMNS = {"agent": "agent_name", "model": "resolved_model"}
+COLUMNS = {"agent": "agent_name", "model": "resolved_model"}  # what is measured, and the column of a run with its name
 
 
 def measure() -> int:

@@ -13,8 +13,7 @@ import yaml
 
 from config.kernel.jsontext import MalformedJSON, parse_value
 
-# The keys and indexes that lead to a value.
-Path: TypeAlias = tuple[str | int, ...]
+Path: TypeAlias = tuple[str | int, ...]  # the keys and indexes that lead to a value
 
 PREFIX = "tag:yaml.org,2002:"
 SCALARS = {
@@ -23,8 +22,7 @@ SCALARS = {
     "int": re.compile(r"-?(?:0|[1-9][0-9]*)\Z"),
     "float": re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z"),
 }
-# YAML reads these characters as "\n".
-OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
+OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")  # YAML reads these characters as "\n"
 
 
 class MalformedYAML(ValueError):

@@ -10,8 +10,7 @@ from runs.llm.http import HttpModel, TurnReader
 from runs.llm.wire import arguments_object, file_text, in_order, sampling, wire_id, wire_name
 
 VERSION = "2023-06-01"
-# The format allows no empty message and begins with a message of the user.
-NO_TEXT = "(no text)"
+NO_TEXT = "(no text)"  # the format allows no empty message and begins with a message of the user
 THINKING = ("thinking", "redacted_thinking")
 # The budget of tokens for thinking, by ``reasoningEffort``. The provider refuses fewer than THINKING_TOKENS_MIN.
 THINKING_TOKENS_MIN = 1024

@@ -13,12 +13,9 @@ from runs.errors import FailureReason
 from runs.tools.base import clean_text, shorten
 
 TOOL_CALLS_PER_TURN_MAX = 64
-# Characters per turn; a longer answer is a `MODEL_ERROR`.
-MODEL_OUTPUT_MAX_CHARS = 1_000_000
-# Characters of text files that the model receives in one turn.
-MODEL_ATTACHMENT_TEXT_MAX_CHARS = 200_000
-# Bytes of files that the model receives in one turn.
-MODEL_ATTACHMENT_MAX_BYTES = 20 * 1024 * 1024
+MODEL_OUTPUT_MAX_CHARS = 1_000_000  # characters per turn; a longer answer is a `MODEL_ERROR`
+MODEL_ATTACHMENT_TEXT_MAX_CHARS = 200_000  # characters of text files that the model receives in one turn
+MODEL_ATTACHMENT_MAX_BYTES = 20 * 1024 * 1024  # bytes of files that the model receives in one turn
 
 ERROR_MESSAGE_MAX_CHARS = 1000
 TOOL_NAME_MAX_CHARS = 200
@@ -111,10 +108,8 @@ class ModelRequest:
     turn_index: int  # from 1
     max_output_tokens: int
     instructions: str = ""
-    # The number of failed requests of this turn so far, over all models.
-    failed_attempts: int = 0
-    # Whether the answer is the summary of a chat, not a turn.
-    summarises: bool = False
+    failed_attempts: int = 0  # the number of failed requests of this turn so far, over all models
+    summarises: bool = False  # whether the answer is the summary of a chat, not a turn
     progress: Progress = field(default_factory=Progress, compare=False)
 
 

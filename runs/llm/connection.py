@@ -54,8 +54,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + settings.MODEL_TIMEOUT_SECONDS
-        # The last value of ``complete`` that ``next`` got.
-        self._has: tuple[int, int | None] | None = None
+        self._has: tuple[int, int | None] | None = None  # the last value of ``complete`` that ``next`` got
         self._complete_at = 0.0
 
     async def limit(self, awaited: Awaitable[Any]) -> Any:

@@ -31,10 +31,8 @@ REPLY = (
     'Lines that start with "/" are a script for me, for example: /say Good morning'
 )
 RESULT = "{result}"
-# Longer scripts are read on a thread, so that other runs of the event loop continue.
-SHORT_SCRIPT_CHARS = 1000
-# The number of words after which the other runs of the event loop continue.
-WORDS_AT_ONCE = 50
+SHORT_SCRIPT_CHARS = 1000  # longer scripts are read on a thread, so that other runs of the event loop continue
+WORDS_AT_ONCE = 50  # the number of words after which the other runs of the event loop continue
 WORDS = re.compile(r"\S+\s*|\s+")
 # By command: what follows it, the limits of each number there, and how many texts may follow the numbers.
 COMMANDS: dict[str, tuple[str, tuple[tuple[int, int], ...], range]] = {

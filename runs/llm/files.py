@@ -19,8 +19,7 @@ from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, UserMessage
 from runs.tools import files as tool_files
 
-# Time in which the files of one turn must be read.
-ATTACHMENT_READ_SECONDS = 60
+ATTACHMENT_READ_SECONDS = 60  # time in which the files of one turn must be read
 
 # The types that providers accept as they are.
 IMAGE_TYPES = frozenset(tool_files.IMAGE_TYPES)

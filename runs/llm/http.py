@@ -30,8 +30,7 @@ BYTES_AT_ONCE = 8 * 1024
 # The most events that add nothing to the answer, such as pings, and reasoning that is not recorded.
 EVENTS_MAX = 200_000
 ERROR_BODY_MAX_BYTES = 16 * 1024
-# The status is known before the body, which only explains it.
-ERROR_BODY_SECONDS = 5.0
+ERROR_BODY_SECONDS = 5.0  # the status is known before the body, which only explains it
 DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
 COUNT_SECONDS = 5.0
 # The count before a request may be slightly lower than the one after it: one token for each COUNT_MARGIN is added.
@@ -54,10 +53,8 @@ class Call:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
-    # The arguments if none come in parts.
-    given: str = ""
-    # Whether the first part of the arguments is an object; None: it was not parsed.
-    begins_whole: bool | None = None
+    given: str = ""  # the arguments if none come in parts
+    begins_whole: bool | None = None  # whether the first part of the arguments is an object; None: it was not parsed
 
 
 class TurnReader(ABC):
@@ -68,14 +65,11 @@ class TurnReader(ABC):
         self.secrets = secrets
         self.ended = False
         self.finish_reason: str | None = None
-        # The provider's text about the reason, for staff.
-        self.finish_detail = ""
-        # The counts that the provider has reported, by the names of ``Usage``.
-        self.counts = Counter[str]()
+        self.finish_detail = ""  # the provider's text about the reason, for staff
+        self.counts = Counter[str]()  # the counts that the provider has reported, by the names of ``Usage``
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[Call] = []
-        # The calls by the key with which the provider distinguishes them.
-        self.calls: dict[Any, Any] = {}
+        self.calls: dict[Any, Any] = {}  # the calls by the key with which the provider distinguishes them
         self.characters = 0
         self._size = TextSize()
         self._passed_on = 0

@@ -13,13 +13,10 @@ from config.kernel import clock
 from runs.catalogue.providers import Server
 from runs.models import ProviderUse
 
-# After this time, a lost worker's places at providers with limits are free.
-MODEL_PLACES_LEASE_SECONDS = 20
-# How often a worker with waiting runs asks for places at providers with limits.
-MODEL_PLACES_POLL_SECONDS = 0.1
+MODEL_PLACES_LEASE_SECONDS = 20  # after this time, a lost worker's places at providers with limits are free
+MODEL_PLACES_POLL_SECONDS = 0.1  # how often a worker with waiting runs asks for places at providers with limits
 
-# Requests are counted by the second in which they begin.
-WINDOW_SECONDS = 60
+WINDOW_SECONDS = 60  # requests are counted by the second in which they begin
 # A process's report of its waiting requests is valid for this many polls: a place that is kept for a lost process stays
 # unused.
 VALID_POLLS = 10

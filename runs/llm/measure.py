@@ -21,17 +21,13 @@ from runs.tokens import TextSize
 # The most that formats and providers add around a request, and around each message, call, tool and file.
 REQUEST_TOKENS = 1000
 ITEM_TOKENS = 120
-# The bytes that a message, call or tool takes in a window beside its text.
-PART_BYTES = 32
-# For the size that fills the window.
-BYTES_PER_TOKEN = 3
+PART_BYTES = 32  # the bytes that a message, call or tool takes in a window beside its text
+BYTES_PER_TOKEN = 3  # for the size that fills the window
 # Estimated tokens of files that are not text.
 IMAGE_TOKENS = 1500
 DOCUMENT_TOKENS_MAX = 50_000
-# The most tokens that a provider counts for one image; credits are held for them.
-MODEL_IMAGE_TOKENS_MAX = 16_384
-# A document can hold any number of pages in few bytes: it may fill the model's window.
-ANY_NUMBER = 10**9
+MODEL_IMAGE_TOKENS_MAX = 16_384  # the most tokens that a provider counts for one image; credits are held for them
+ANY_NUMBER = 10**9  # a document can hold any number of pages in few bytes: it may fill the model's window
 EXPONENT = re.compile("[0-9][eE]")
 
 

@@ -10,10 +10,8 @@ from runs.llm.http import Call, HttpModel, TurnReader
 
 # The names of reasoning texts. The first one in a dialect means both: vLLM renamed the field.
 REASONING_TEXT = ("reasoning_content", "reasoning")
-# The texts of an item of ``reasoning_details``, which arrive in parts.
-DETAIL_TEXTS = ("text", "summary")
-# The field of a call in which Gemini sends a signature, and wants it back.
-EXTRA_CONTENT = "extra_content"
+DETAIL_TEXTS = ("text", "summary")  # the texts of an item of ``reasoning_details``, which arrive in parts
+EXTRA_CONTENT = "extra_content"  # the field of a call in which Gemini sends a signature, and wants it back
 # The value of this field that Gemini accepts for calls of other models.
 NO_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
 

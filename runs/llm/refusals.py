@@ -19,8 +19,7 @@ from runs.tools.base import clean_text, shorten, without_secrets
 
 # Longest wait after a model's first failed request, in seconds; it doubles with each further one.
 MODEL_RETRY_SECONDS = 0.5
-# Longest wait between two requests, also if the provider asks for more.
-MODEL_RETRY_AFTER_MAX_SECONDS = 60
+MODEL_RETRY_AFTER_MAX_SECONDS = 60  # longest wait between two requests, also if the provider asks for more
 DETAIL_MAX_CHARS = 300
 # The characters of a provider's message that are searched: an error event can be as long as other events.
 MESSAGE_MAX_CHARS = 16 * 1024

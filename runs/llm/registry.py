@@ -22,8 +22,7 @@ from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, Turn
 from runs.llm.refusals import refused
 
 QUESTION = "Answer with the word OK."
-# The smallest output limit that every provider accepts.
-OUTPUT_TOKENS = 16
+OUTPUT_TOKENS = 16  # the smallest output limit that every provider accepts
 TEXT_MAX_CHARS = 500
 # Limits of the list of a server's models: its bytes, and the names that staff see.
 LIST_MAX_BYTES = 4 * 1024 * 1024

@@ -22,8 +22,7 @@ LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udb
 DEPTH_MAX = 32
 ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HASH_CHARS = 8
-# OpenAI's chat completions refuse a longer id.
-ACCEPTED_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
+ACCEPTED_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # OpenAI's chat completions refuse a longer id
 MALFORMED_ARGUMENTS = "malformed_arguments"
 
 
@@ -42,10 +41,8 @@ class SseDecoder:
         self._data: list[bytes] = []
         # The bytes of the lines in ``_data``, with their field names: a line without a value takes memory, too.
         self._data_bytes = 0
-        # The bytes of all lines of data, with their field names.
-        self.total_bytes = 0
-        # Whether only white space was fed so far.
-        self.is_fresh = True
+        self.total_bytes = 0  # the bytes of all lines of data, with their field names
+        self.is_fresh = True  # whether only white space was fed so far
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of each event that this chunk completes. Raises ModelError if an event is too long."""
@@ -72,8 +69,7 @@ def join_surrogates(text: str) -> str:
     """The text with each surrogate pair as one character, and without NUL and lone surrogates."""
     if text.isascii():
         return text.replace("\x00", "")
-    # The codec's error handler would be slow.
-    text = LONE_SURROGATE.sub("\ufffd", text)
+    text = LONE_SURROGATE.sub("\ufffd", text)  # the codec's error handler would be slow
     return clean_text(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le"))
 
 

@@ -18,22 +18,17 @@ from config.limits.share import Threads
 from config.outbound.urls import parse
 from runs.errors import CallError
 
-# A longer result is cut.
-TOOL_RESULT_MAX_CHARS = 100_000
+TOOL_RESULT_MAX_CHARS = 100_000  # a longer result is cut
 TOOL_RESULT_URLS_MAX = 50
-# The most bytes of a result in representations of its call.
-RESULT_SHOWN_BYTES = 8 * 1024
+RESULT_SHOWN_BYTES = 8 * 1024  # the most bytes of a result in representations of its call
 PROGRESS_MAX_CHARS = 300
-# The seconds for which a call may await its tool.
-PARK_SECONDS = range(60, 30 * 24 * 3600 + 1)
+PARK_SECONDS = range(60, 30 * 24 * 3600 + 1)  # the seconds for which a call may await its tool
 
 BUILTIN, HTTP, MCP, CLIENT = "builtin", "http", "mcp", "client"
-# The engine does not call this built-in tool: it opens a waitpoint.
-ASK_USER = "ask_user"
+ASK_USER = "ask_user"  # the engine does not call this built-in tool: it opens a waitpoint
 FAILURE_MESSAGE_MAX_CHARS = 1000
 URL_MAX_CHARS = 2048
-# Shorter values (``true``, ``v1``) are ordinary words, not secrets.
-SECRET_MIN_CHARS = 6
+SECRET_MIN_CHARS = 6  # shorter values (``true``, ``v1``) are ordinary words, not secrets
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -19,8 +19,7 @@ from runs.tools.base import ToolContext, ToolFailure, ToolImage, ToolResult, too
 
 FOLDER = "tools"
 FILE_NAME_MAX_CHARS = 100
-# File systems limit a name to 255 bytes, and the storage may add a few.
-FILE_NAME_MAX_BYTES = 200
+FILE_NAME_MAX_BYTES = 200  # file systems limit a name to 255 bytes, and the storage may add a few
 # No separators, control characters, hidden files, or marks that reverse the text and so disguise the file's type.
 FILE_NAME_PATTERN = re.compile(r"\w(?:[\w .,()+@=-]*[\w)])?")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")

@@ -14,13 +14,11 @@ from runs.tools.schema import read_schema
 
 QUESTION_MAX_CHARS = 4000
 QUESTION_SCHEMA_MAX_BYTES = 16 * 1024
-# The most requests of a server in one call, including those that are declined.
-REQUESTS_MAX = 16
+REQUESTS_MAX = 16  # the most requests of a server in one call, including those that are declined
 KEY_MAX_CHARS = 200
 STATE_MAX_CHARS = 64 * 1024
 
-# The text of a dialogue contains this as long as the user is to be asked.
-ASKS = '"questions":[{'
+ASKS = '"questions":[{'  # the text of a dialogue contains this as long as the user is to be asked
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 
 

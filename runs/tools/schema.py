@@ -25,8 +25,7 @@ TOOL_INPUT_MAX_CHARS = 200_000
 TOOL_CHECK_SECONDS = 0.5
 
 OUTPUT_SCHEMA_MAX_BYTES = 16 * 1024
-# Levels of objects and lists in an `outputSchema`.
-OUTPUT_SCHEMA_MAX_DEPTH = 16
+OUTPUT_SCHEMA_MAX_DEPTH = 16  # levels of objects and lists in an `outputSchema`
 
 # Libraries write the last two without need. A schema with one of these is checked by the rules of the first.
 DRAFTS = (
@@ -43,14 +42,11 @@ COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("validation.py"))]
 IDLE_MAX = 2
 # Seconds of CPU time for the check of a new schema. Usual schemas take a hundredth of it.
 SCHEMA_SECONDS = 0.1
-# The time for which a request waits for another check of the same user.
-WAIT_SECONDS = 1.0
-# The key in an answer if the check has used up its time or the memory.
-TOO_COSTLY = "too costly"
+WAIT_SECONDS = 1.0  # the time for which a request waits for another check of the same user
+TOO_COSTLY = "too costly"  # the key in an answer if the check has used up its time or the memory
 # No search in linear time supports such a pattern. Servers in JavaScript often have one for e-mail addresses.
 LOOK_AROUND_OR_BACK_REFERENCE = re.compile(r"\(\?<?[=!]|\\[1-9]")
-# The fields of requests that are or contain schemas.
-SCHEMAS = ("clientTools", "outputSchema")
+SCHEMAS = ("clientTools", "outputSchema")  # the fields of requests that are or contain schemas
 
 _idle: list[subprocess.Popen[bytes]] = []
 _locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
@@ -91,8 +87,7 @@ def check_schema(schema: Any) -> None:
         raise ValueError("The input schema must be a JSON object.")
     if schema.get("type", "object") != "object":
         raise ValueError("The input schema's type must be object.")
-    # The shortest input shows how long a check takes at least.
-    answer = _check(to_text(schema), {}, SCHEMA_SECONDS)
+    answer = _check(to_text(schema), {}, SCHEMA_SECONDS)  # the shortest input shows how long a check takes at least
     if TOO_COSTLY in answer:
         raise ValueError("The input schema takes too long to check.")
     if "problem" in answer:

@@ -16,10 +16,8 @@ _SIZE: dict[str, Any] = {"Emin": -DIGITS_MAX, "Emax": DIGITS_MAX - 1}
 _WORKING = Context(prec=DIGITS_MAX + 200, traps=[InvalidOperation, DivisionByZero, Overflow, Subnormal], **_SIZE)
 # Rounds off the last digits, so that the result of 1 / 3 * 3 is 1.
 _RESULT = Context(prec=DIGITS_MAX + 100, **_SIZE)
-# For numbers with a fraction.
-_SHOWN = Context(prec=28, **_SIZE)
-# Digits of powers with a fractional exponent, which take long with more.
-ROOT_DIGITS = 60
+_SHOWN = Context(prec=28, **_SIZE)  # for numbers with a fraction
+ROOT_DIGITS = 60  # digits of powers with a fractional exponent, which take long with more
 
 
 async def calculate(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:

@@ -73,8 +73,7 @@ def _label(x: float, y: float, text: str, style: str = 'font-size="12" text-anch
 def axis_ticks(low: float, high: float) -> list[float]:
     """About ``TICKS`` round values that span the data and zero."""
     low, high = min(low, 0.0), max(high, 0.0)
-    # The logarithm of zero fails.
-    rough = max((high - low or 1.0) / TICKS, 1e-300)
+    rough = max((high - low or 1.0) / TICKS, 1e-300)  # the logarithm of zero fails
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10, 20) if factor * magnitude >= rough * 0.999)
     first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)

@@ -8,8 +8,7 @@ from config.kernel.money import MICRO
 from runs.tools.base import BuiltinTool, Parked, ToolContext, ToolDefinition, ToolResult, input_object, tool_error
 
 PARK_SECONDS = 600
-# The job ends a little before the time of the parked call.
-MARGIN_SECONDS = 10
+MARGIN_SECONDS = 10  # the job ends a little before the time of the parked call
 STEPS = 4
 
 

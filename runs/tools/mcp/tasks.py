@@ -38,8 +38,7 @@ CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {E
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0
 # Without `pollIntervalMs`, or an answer of the server, intervals double from the first to the second of these.
 POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
-# The time of one request about a task.
-TASK_REQUEST_SECONDS = 30.0
+TASK_REQUEST_SECONDS = 30.0  # the time of one request about a task
 TASK_ID_MAX_CHARS = 1000
 
 # Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other.

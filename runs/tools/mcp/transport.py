@@ -15,13 +15,10 @@ from config.outbound.transport import Exchange
 from config.outbound.urls import RequestFailed
 from runs.tools.questions import Dialogue
 
-# The DELETE that ends a session must not delay a result.
-CLOSE_SECONDS = 2.0
-# The SDK creates several errors for each value of a wrong type, which blocks its event loop.
-VALUES_MAX = 20_000
+CLOSE_SECONDS = 2.0  # the DELETE that ends a session must not delay a result
+VALUES_MAX = 20_000  # the SDK creates several errors for each value of a wrong type, which blocks its event loop
 LINES_MAX = 50_000
-# The parser of the SDK's library is slow for long content types.
-CONTENT_TYPE_MAX_CHARS = 1000
+CONTENT_TYPE_MAX_CHARS = 1000  # the parser of the SDK's library is slow for long content types
 # The outbound client sets these itself.
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
