@@ -24,7 +24,6 @@ DETAIL_MAX_CHARS = 300
 # The characters of a provider's message that are searched: an error event can be as long as other events.
 MESSAGE_MAX_CHARS = 16 * 1024
 LOCATION_MAX_PARTS = 10
-TRANSIENT = {408, 409, 425}
 BY_STATUS = {
     401: FailureReason.PROVIDER_UNAUTHORIZED,
     402: FailureReason.PROVIDER_QUOTA_EXCEEDED,
@@ -32,6 +31,7 @@ BY_STATUS = {
     404: FailureReason.MODEL_UNKNOWN,
     413: FailureReason.CONTEXT_TOO_LONG,
     429: FailureReason.PROVIDER_RATE_LIMITED,
+    **dict.fromkeys((408, 409, 425), FailureReason.PROVIDER_UNAVAILABLE),
 }
 # Words of servers, in lower case, about a request that has more tokens than the model's window.
 TOO_LONG = (
@@ -112,17 +112,10 @@ def refused(status: int, body: bytes, headers: Mapping[str, str], secrets: Colle
 
 
 def _refused(status: int, document: Any, headers: Mapping[str, str], secrets: Collection[str]) -> ModelError:
-    reason = BY_STATUS.get(status)
-    if reason is None:
-        if status in TRANSIENT or status >= 500:
-            reason = FailureReason.PROVIDER_UNAVAILABLE
-        elif status < 400:
-            reason = FailureReason.NOT_A_STREAM
-        else:
-            reason = FailureReason.REQUEST_REFUSED
-    text = _text_of(document)[:MESSAGE_MAX_CHARS]
+    text, reason = _text_of(document)[:MESSAGE_MAX_CHARS], FailureReason.NOT_A_STREAM
     if status >= 400:
-        reason = _by_text(document, text, status) or reason
+        other = FailureReason.PROVIDER_UNAVAILABLE if status >= 500 else FailureReason.REQUEST_REFUSED
+        reason = _by_text(document, text, status) or BY_STATUS.get(status, other)
     return ModelError(reason, detail=redacted(text, secrets), status=status, retry_after=retry_after(headers))
 
 
@@ -137,18 +130,15 @@ def stopped(document: Any, secrets: Collection[str]) -> ModelError:
     return ModelError(_by_text(document, text) or reason, detail=redacted(text, secrets))
 
 
-def _words(document: Any) -> tuple[str, str]:
+def _words(document: Any) -> list[str]:
     """The error's code and type."""
     if isinstance(document, list) and document:
         document = document[0]  # Gemini
     if not isinstance(document, dict):
-        return "", ""
+        return ["", ""]
     error = document.get("error")
     fields = error if isinstance(error, dict) else document
-    code, kind = (
-        str(word)[:100] if isinstance(word, str | int) else "" for word in (fields.get("code"), fields.get("type"))
-    )
-    return code, kind
+    return [str(word)[:100] if isinstance(word, str | int) else "" for word in (fields.get("code"), fields.get("type"))]
 
 
 def _by_text(document: Any, text: str, status: int = 400) -> FailureReason | None:

@@ -94,10 +94,8 @@ def check_schema(schema: Any) -> None:
         raise ValueError(f"At {answer['problem']}")
 
 
-def check_output_schema(schema: Any) -> None:
+def check_output_schema(schema: dict[str, Any]) -> None:
     """Raises ValueError if ``schema`` is no schema of an object; see ``check_sent_schema``."""
-    if not isinstance(schema, dict):
-        raise ValueError("A JSON Schema of an object is required.")
     if schema.get("type") != "object":
         raise ValueError("The schema's type must be object.")
     check_sent_schema(schema)
