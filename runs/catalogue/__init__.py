@@ -174,13 +174,11 @@ def version_of(reference: str | None) -> AgentVersion | None:
 
 
 def check_offered(
-    agent: str | None,
-    given: AgentVersion | None,
-    model: str | None,
-    tools: list[str] | None,
-    client_tools: list[dict[str, Any]] | None,
+    agent: str | None, given: AgentVersion | None, model: str | None, tools: list[str] | None, own: list[str]
 ) -> None:
-    """Raises ValidationFailed if the run names an agent, model or tool that is not offered to it."""
+    """Raises ValidationFailed if the run names an agent, model or tool that is not offered to it, or if a tool of its
+    ``own`` has the name of one of the service's.
+    """
     offered = read()
     agents_model = given.model if given is not None and model is None else None
     if offered.model(agents_model or model) is None or not offered.tools.keys() >= set(tools or ()):
@@ -201,7 +199,6 @@ def check_offered(
             problems[f"tools.{index}"] = [f"There is no tool named {name}.", *meant]
         elif given is not None and given.tools is not None and name not in given.tools:
             problems[f"tools.{index}"] = [f"The agent {given.reference} has no tool named {name}."]
-    own = [tool["name"] for tool in client_tools or ()]
     taken = {*RESERVED_TOOL_NAMES, *(Tool.objects.filter(name__in=own).values_list("name", flat=True) if own else ())}
     for index, name in enumerate(own):
         if name in taken:

@@ -62,15 +62,8 @@ TOO_LONG = (
     "max_tokens must be at least 1",  # vLLM, when the input fills the window
 )
 FILTERED = (
-    "content_filter",
-    "content filter",
-    "content_policy",
-    "content management policy",
-    "responsibleaipolicyviolation",
-    "usage polic",
-    "policy_violation",
-    "bio_policy",
-    "was flagged",
+    *("content_filter", "content filter", "content_policy", "content management policy", "usage polic"),
+    *("responsibleaipolicyviolation", "policy_violation", "bio_policy", "was flagged"),
 )
 # Words of servers about an unknown model, with another status than 404.
 UNKNOWN_MODEL = (

@@ -46,23 +46,16 @@ CHARSET = re.compile(
 
 
 async def send(
-    user_id: int,
-    method: str,
-    url: str,
-    *,
-    headers: Mapping[str, str],
-    body: bytes | None = None,
-    timeout_seconds: float,
-    reuse: bool = False,
+    user_id: int, url: str, *, headers: dict[str, str], seconds: float, body: bytes | None = None, reuse: bool = False
 ) -> Answer:
-    """The answer, of any status, with at most ``TOOL_ANSWER_MAX_BYTES`` of its body. Raises ToolFailure."""
+    """The answer to a GET, or to a POST of ``body``, whatever its status. Raises ToolFailure."""
     request = client.asend(
-        method,
+        "GET" if body is None else "POST",
         url,
         headers={"User-Agent": USER_AGENT, **headers},
         body=body,
         connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
-        total_timeout=timeout_seconds,
+        total_timeout=seconds,
         max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
         reuse=reuse,
@@ -135,7 +128,7 @@ async def _post(
         timestamp = str(int(clock.now().timestamp()))
         signature = standard_signature(definition.signing_secret, name, timestamp, body)
         headers |= {"webhook-id": name, "webhook-timestamp": timestamp, "webhook-signature": signature}
-    return await send(context.user_id, "POST", url, headers=headers, body=body, timeout_seconds=seconds)
+    return await send(context.user_id, url, headers=headers, body=body, seconds=seconds)
 
 
 def _parked(body: bytes) -> Parked:

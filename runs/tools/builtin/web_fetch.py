@@ -47,8 +47,8 @@ _EMPTY_LINES = re.compile(r"\n{3,}")
 async def web_fetch(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> ToolResult:
     url = input["url"]
     for _ in range(REDIRECTS_MAX + 1):
-        url, limit = url.partition("#")[0], context.timeout_seconds
-        answer = await send(context.user_id, "GET", url, headers=HEADERS, timeout_seconds=limit)
+        url = url.partition("#")[0]
+        answer = await send(context.user_id, url, headers=HEADERS, seconds=context.timeout_seconds)
         location = answer.headers.get("location", "")
         if answer.status not in REDIRECT_STATUSES or not location:
             return ToolResult(await context.threads.compute(context.user_id, len(answer.body), _text, answer))

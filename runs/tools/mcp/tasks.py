@@ -172,14 +172,14 @@ async def _request(
         "Mcp-Method": method,
         "Mcp-Name": encode_header_value(task_id),
     }
-    sent: dict[str, Any] = {"headers": headers, "body": body, "timeout_seconds": TASK_REQUEST_SECONDS, "reuse": True}
+    sent: dict[str, Any] = {"headers": headers, "body": body, "seconds": TASK_REQUEST_SECONDS, "reuse": True}
     try:
-        answer = await send(context.user_id, "POST", definition.url, **sent)
+        answer = await send(context.user_id, definition.url, **sent)
         if answer.status in (307, 308):  # the SDK follows such redirects of calls, too
             with contextlib.suppress(ValueError):
                 target = urljoin(definition.url, answer.headers.get("Location", ""))
                 if same_server(definition.url, target):
-                    answer = await send(context.user_id, "POST", target, **sent)
+                    answer = await send(context.user_id, target, **sent)
     except ToolFailure as failure:
         raise Away(failure.message) from None
     return _read(definition, answer)
