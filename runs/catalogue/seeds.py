@@ -56,10 +56,7 @@ ROLES = {
     "viewer": VIEWER,
     "support": [
         *VIEWER,
-        "apikeys.narrow_apikey",
-        "apikeys.revoke_apikey",
-        "runs.cancel_run",
-        "runs.read_run_content",
+        *("apikeys.narrow_apikey", "apikeys.revoke_apikey", "runs.cancel_run", "runs.read_run_content"),
         "webhooks.disable_endpoint",
     ],
     "billing": [*VIEWER, "credits.adjust_credits", "credits.grant_credits", "credits.refund_credits"],

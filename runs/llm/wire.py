@@ -105,15 +105,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def our_names(request: ModelRequest) -> dict[str, str]:
-    """The names of the request's tools, by the names that providers get."""
-    names = {tool.name for tool in request.tools}
-    for message in request.messages:
-        if isinstance(message, AssistantMessage):
-            names.update(call.name for call in message.tool_calls)
-    return {wire_name(name): name for name in names}
-
-
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as an object. Malformed or too long ones become the only value of an object, as text."""
     if len(arguments) <= schema.TOOL_INPUT_MAX_CHARS:

@@ -89,8 +89,10 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     if answer.status == 202 and context.park_until is not None:
         return _parked(answer.body)
     if not 200 <= answer.status < 300:
-        reason = _reason(definition, answer.body)
-        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{reason}")
+        # The body often says the cause. More is searched than is shown: a secret must not be cut before it is found.
+        text = answer.body[:REASON_BYTES].decode(errors="replace").strip()
+        text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
+        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{f': {text}' if text else '.'}")
     if is_too_long(answer):
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
@@ -148,14 +150,6 @@ def _parked(body: bytes) -> Parked:
 def without_tokens(text: str) -> str:
     """The text without the tokens of callbacks, which a tool may send back."""
     return CALLBACK_TOKEN.sub("[callback]", text)
-
-
-def _reason(definition: ToolDefinition, body: bytes) -> str:
-    """The end of a sentence about a status: the beginning of the body, which often says the cause."""
-    # More is searched than is shown: a secret must not be cut before it is found.
-    text = body[:REASON_BYTES].decode(errors="replace").strip()
-    text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
-    return f": {text}" if text else "."
 
 
 def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
