@@ -98,10 +98,7 @@ def refresh() -> Catalogue:
             ModelDefinition.from_row,
         ),
         tools=_tools(Tool.objects.filter(enabled=True)),
-        fallbacks={
-            name: [other for other in others if isinstance(other, str)] if isinstance(others, list) else []
-            for name, others in AgentModel.objects.values_list("name", "fallbacks")
-        },
+        fallbacks=_fallbacks(),
         agents=current_agents(),
         typical={(row.kind, row.name): row for row in TypicalCredits.objects.all()},
         read_at=started,
@@ -233,6 +230,12 @@ def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callabl
         except (ValueError, DecryptionFailed) as error:
             logger.error("the %s %s is left out: %s", what, row.name, error)
     return found
+
+
+def _fallbacks() -> dict[str, list[str]]:
+    rows = AgentModel.objects.values_list("name", "fallbacks")
+    lists = {name: others if isinstance(others, list) else [] for name, others in rows}
+    return {name: [other for other in others if isinstance(other, str)] for name, others in lists.items()}
 
 
 def forget() -> None:

@@ -16,16 +16,7 @@ from config.outbound import client
 from config.telemetry import tracing
 from runs.errors import CallError
 from runs.tools import base, builtin, http, mcp
-from runs.tools.base import (
-    BuiltinTool,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-    tool_error,
-)
+from runs.tools.base import Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error
 from runs.tools.files import store_images
 from runs.tools.schema import check_input, parse_arguments
 
@@ -53,7 +44,7 @@ TYPES = {
 }
 
 
-def type_of(definition: ToolDefinition) -> ToolType | BuiltinTool | None:
+def type_of(definition: ToolDefinition) -> ToolType | base.BuiltinTool | None:
     """The type or built-in tool that executes the tool's calls; None if there is none."""
     if definition.node_type == base.BUILTIN:
         return builtin.TOOLS.get(definition.name)

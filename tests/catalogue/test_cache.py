@@ -9,7 +9,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from runs import catalogue
-from runs.models import AgentModel, AgentVersion, Provider, Tool
+from runs.models import AgentModel, Provider, Tool
 
 SECONDS = 10
 
@@ -49,15 +49,15 @@ def test_one_thread_reads_an_old_catalogue_and_only_then_do_others_wait(
 @pytest.mark.django_db
 def test_what_was_read_before_a_change_is_not_kept(monkeypatch: Any) -> None:
     """Another thread reads the rows while this one changes one and forgets the cache."""
-    read_agents = catalogue.current_agents
+    read_fallbacks = catalogue._fallbacks
 
-    def change() -> dict[str, AgentVersion]:
-        monkeypatch.setattr(catalogue, "current_agents", read_agents)
+    def change() -> dict[str, list[str]]:
+        monkeypatch.setattr(catalogue, "_fallbacks", read_fallbacks)
         Tool.objects.filter(name="calculate").update(price=700_000)
         catalogue.forget()
-        return read_agents()
+        return read_fallbacks()
 
-    monkeypatch.setattr(catalogue, "current_agents", change)
+    monkeypatch.setattr(catalogue, "_fallbacks", change)
     catalogue.refresh()
     assert catalogue.read().tools["calculate"].price == 700_000
 
