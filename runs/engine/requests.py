@@ -26,7 +26,7 @@ from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
 from runs.lifecycle import Refusal
 from runs.llm import files as llm_files
-from runs.llm.base import ModelError, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
+from runs.llm.base import ModelError, ModelRequest, ToolCall, TurnEnd, Usage
 from runs.llm.measure import Size, measure, upper_bound
 from runs.llm.refusals import next_model
 from runs.llm.registry import client_for
@@ -147,8 +147,8 @@ async def ask(
     with tracing.span("model", model=model.name, provider=model.server.name):
         try:
             async for event in client_for(model.server).stream(request):
-                if isinstance(event, TextDelta):
-                    listen(event.text)
+                if isinstance(event, str):
+                    listen(event)
                 elif isinstance(event, ToolCall):
                     calls.append(event)
                 else:

@@ -114,11 +114,6 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
     """A turn's token counts. ``cached_tokens`` and ``cache_write_tokens`` are parts of ``input_tokens``,
     ``reasoning_tokens`` are part of ``output_tokens``. ``estimated``: the provider did not report a count.
@@ -144,7 +139,8 @@ class TurnEnd:
     reasoning: tuple[dict[str, Any], ...] = ()
 
 
-ModelEvent: TypeAlias = TextDelta | ToolCall | TurnEnd
+# A piece of the text, a complete call, or the end.
+ModelEvent: TypeAlias = str | ToolCall | TurnEnd
 
 
 class ModelError(Exception):

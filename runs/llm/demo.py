@@ -19,7 +19,7 @@ from config.kernel.jsontext import MalformedJSON, parse_value, to_text
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
-from runs.llm.base import AssistantMessage, ModelError, TextDelta, ToolCall, ToolMessage, TurnEnd, Usage, UserMessage
+from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, TurnEnd, Usage, UserMessage
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import refused
 from runs.models import OUTPUT_TOOL
@@ -76,7 +76,7 @@ class DemoModel:
     async def stream(self, request: base.ModelRequest) -> AsyncIterator[base.ModelEvent]:
         if request.summarises:
             summary = _summary(request)
-            yield TextDelta(summary)
+            yield summary
             yield TurnEnd(Usage(estimated_tokens(request), text_size(summary).tokens))
             return
         script, done, result = "", 0, None
@@ -125,7 +125,7 @@ class _Output:
         self.characters = self.lines = self.words = 0
         self.slept = 0.0
 
-    async def run(self, command: str, values: list[Any]) -> AsyncIterator[TextDelta]:
+    async def run(self, command: str, values: list[Any]) -> AsyncIterator[str]:
         if self.is_cut:
             return
         pause, text = 0.0, str(values[-1]) if values else ""
@@ -190,11 +190,11 @@ class _Output:
         self.size.add(text)
         self.is_cut = self.is_cut or self.size.weight >= self.room
 
-    def _delta(self, text: str) -> TextDelta:
+    def _delta(self, text: str) -> str:
         self._check_room(len(text))
         self.grow(text)
         left = self.room - self.size.weight
-        return TextDelta(text if left >= 0 else beginning(text, text_size(text).weight + left))
+        return text if left >= 0 else beginning(text, text_size(text).weight + left)
 
     def _check_room(self, characters: int) -> None:
         if self.characters + characters > base.MODEL_OUTPUT_MAX_CHARS:

@@ -18,7 +18,7 @@ from config.outbound.transport import allowance_of
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
-from runs.llm.base import AssistantMessage, ModelError, ModelEvent, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
+from runs.llm.base import AssistantMessage, ModelError, ModelEvent, ModelRequest, ToolCall, TurnEnd, Usage
 from runs.llm.connection import Deadlines, session
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import redacted, refused, stopped
@@ -153,7 +153,7 @@ class TurnReader(ABC):
         if self.finish_reason in BROKEN:
             raise ModelError(FailureReason.PROVIDER_UNAVAILABLE, detail=f"The answer ended with {self.finish_reason}.")
         if self._half:
-            yield TextDelta(join_surrogates(self._half))
+            yield join_surrogates(self._half)
         yield from self._finished_calls()
         finish_reason = "length" if cut else "tool_calls" if self._calls else "stop"
         try:
@@ -264,7 +264,7 @@ class HttpModel(ABC):
                     raise refused(response.status, await _error_body(response), response.headers, self.secrets)
                 _check_is_stream(response)
                 async for text in self._texts(response, reader, deadlines):
-                    yield TextDelta(text)
+                    yield text
                 if reader.ended:
                     # Lets the connection be used again. Before the last event, because the caller may stop there.
                     await deadlines.drain(response.content.iter_any())

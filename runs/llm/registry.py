@@ -18,7 +18,7 @@ from config.outbound.loop import shared
 from runs.catalogue.definitions import ModelDefinition
 from runs.catalogue.providers import KINDS, Server
 from runs.errors import FailureReason
-from runs.llm.base import ModelClient, ModelError, ModelRequest, TextDelta, TurnEnd, UserMessage
+from runs.llm.base import ModelClient, ModelError, ModelRequest, TurnEnd, UserMessage
 from runs.llm.refusals import refused
 
 QUESTION = "Answer with the word OK."
@@ -83,8 +83,8 @@ async def _ask(model: ModelDefinition) -> Probe:
     try:
         async with asyncio.timeout(settings.STAFF_REQUEST_SECONDS):
             async for event in client_for(model.server).stream(request):
-                if isinstance(event, TextDelta):
-                    found.text = (found.text + event.text)[:TEXT_MAX_CHARS]
+                if isinstance(event, str):
+                    found.text = (found.text + event)[:TEXT_MAX_CHARS]
                 elif isinstance(event, TurnEnd):
                     found.end = event
     except ModelError as error:

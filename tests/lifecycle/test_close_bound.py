@@ -9,7 +9,7 @@ from credits.models import LedgerEntry
 from runs import catalogue
 from runs.engine import requests
 from runs.errors import FailureReason
-from runs.llm.base import ModelError, ModelRequest, TextDelta, TurnEnd, Usage
+from runs.llm.base import ModelError, ModelRequest, TurnEnd, Usage
 from runs.models import AgentModel, CountedBeginning, Provider, Tool
 from tests.lifecycle.conftest import Bench
 
@@ -37,7 +37,7 @@ class Talkative:
     async def stream(self, request: ModelRequest) -> AsyncIterator[Any]:
         if request.model.name in self.fails:
             raise ModelError(FailureReason.REQUEST_REFUSED)
-        yield TextDelta("word " * 10)
+        yield "word " * 10
         yield TurnEnd(Usage(self.tokens(request), request.max_output_tokens), "length")
 
 

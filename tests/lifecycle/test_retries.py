@@ -12,7 +12,6 @@ from credits import sums
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
 from runs.errors import FailureReason
-from runs.llm import demo
 from runs.llm.base import ModelError
 from runs.llm.demo import DemoModel
 from runs.models import AgentModel, ModelAttempt, Provider, Run, ToolInvocation, Turn
@@ -58,7 +57,7 @@ def faults(monkeypatch) -> dict[str, list[ModelError | None]]:
         planned = wanted.get(request.model.name) or [None]
         error = planned.pop(0) if len(planned) > 1 else planned[0]
         if error is not None:
-            yield demo.TextDelta(f"never mind {request.model.name}")
+            yield f"never mind {request.model.name}"
             raise error
         async for event in stream(self, request):
             yield event

@@ -13,7 +13,7 @@ from runs import catalogue
 from runs.admin import timeline
 from runs.catalogue import agents
 from runs.errors import FailureReason
-from runs.llm.base import ModelError, ModelEvent, ModelRequest, TextDelta, ToolCall, TurnEnd, Usage
+from runs.llm.base import ModelError, ModelEvent, ModelRequest, ToolCall, TurnEnd, Usage
 from runs.models import AgentModel, Compaction, ModelAttempt, Run
 from tests.driver import until
 from tests.lifecycle.conftest import Bench, vanish
@@ -50,13 +50,13 @@ async def refuses_length(request: ModelRequest) -> AsyncIterator[ModelEvent]:
 async def repeats(character: str, request: ModelRequest) -> AsyncIterator[ModelEvent]:
     """Ignores the output limit."""
     for _ in range(200):
-        yield TextDelta(character * 1000)
+        yield character * 1000
     yield TurnEnd(Usage(100, 50_000), "length")
 
 
 async def streams_for_ever(request: ModelRequest) -> AsyncIterator[ModelEvent]:
     while True:
-        yield TextDelta("word ")
+        yield "word "
         await asyncio.sleep(0.01)
 
 
@@ -148,7 +148,7 @@ def test_the_next_model_summarises_after_an_empty_summary(bench: Bench, provider
             async for event in empty(request):
                 yield event
             return
-        yield TextDelta("remember number 0")
+        yield "remember number 0"
         yield TurnEnd(Usage(100, 10))
 
     provider.summary = answer
@@ -265,7 +265,7 @@ def test_a_rate_limit_delays_a_summary_within_the_time_of_the_run(
             failed.append(request)
             wait = 0.0 if refusal == "short" else 50.0
             raise ModelError(FailureReason.PROVIDER_QUOTA_EXCEEDED, status=429, retry_after=wait)
-        yield TextDelta("remember it all")
+        yield "remember it all"
         yield TurnEnd(Usage(100, 10))
 
     provider.summary = limited
@@ -286,7 +286,7 @@ def test_a_summary_that_waits_for_a_retry_is_asked_for_as_staff_have_changed_its
     async def answer(request: ModelRequest) -> AsyncIterator[ModelEvent]:
         if len(provider.summaries) == 1:
             raise ModelError(FailureReason.PROVIDER_UNAVAILABLE, status=503, retry_after=2.0)
-        yield TextDelta("remember it all")
+        yield "remember it all"
         yield TurnEnd(Usage(100, 10))
 
     provider.summary = answer
@@ -308,7 +308,7 @@ def test_a_summary_that_broke_off_is_no_turn(bench: Bench, provider: Provider, w
 
     async def breaks(request: ModelRequest) -> AsyncIterator[ModelEvent]:
         request.progress.usage = lambda: Usage(100, 10)
-        yield TextDelta("remember")
+        yield "remember"
         raise ModelError(FailureReason.CONNECTION_LOST)
 
     provider.summary = breaks

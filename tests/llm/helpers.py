@@ -17,7 +17,6 @@ from runs.llm.base import (
     ModelError,
     ModelEvent,
     ModelRequest,
-    TextDelta,
     ToolCall,
     ToolSpec,
     TurnEnd,
@@ -75,7 +74,7 @@ class Heard:
 
     @property
     def deltas(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, TextDelta)]
+        return [event for event in self.events if isinstance(event, str)]
 
     @property
     def text(self) -> str:

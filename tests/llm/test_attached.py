@@ -21,7 +21,6 @@ from runs.llm.base import (
     AssistantMessage,
     AttachedFile,
     ModelRequest,
-    TextDelta,
     ToolCall,
     ToolMessage,
     TurnEnd,
@@ -244,7 +243,7 @@ class Recording:
         calls, self.calls = self.calls, []
         for call in calls:
             yield call
-        yield TextDelta("Ok")
+        yield "Ok"
         yield TurnEnd(Usage(1, 1), "tool_calls" if calls else "stop")
 
     async def aclose(self) -> None:

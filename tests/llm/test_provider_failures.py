@@ -6,7 +6,7 @@ import pytest
 
 from runs.errors import FailureReason
 from runs.llm import http
-from runs.llm.base import ModelError, TextDelta
+from runs.llm.base import ModelError
 from runs.llm.registry import client_for
 from tests.llm.helpers import KEY, Heard, at, data, failure, hear, model_of, request_of
 from tests.llm.model_server import ModelServer
@@ -138,7 +138,7 @@ def test_closing_the_turn_early_closes_the_connection(serve, provider: str):
     async def main(server: ModelServer) -> None:
         model = model_of(at(server.url, provider), "chunks=1000&ms=20")
         events = client_for(model.server).stream(request_of("Hi", model=model))
-        assert isinstance(await anext(events), TextDelta)
+        assert isinstance(await anext(events), str)
         await events.aclose()
         await asyncio.wait_for(server.requests[0].closed_by_client.wait(), 5)
 
