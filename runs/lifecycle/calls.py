@@ -31,15 +31,7 @@ from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 # The task that contacts the servers of parked calls' tools.
 CONTACT = "runs.contact_tools"
 # The columns of awaiting, as an ended call has them.
-NOT_AWAITING: dict[str, Any] = {
-    "awaiting": None,
-    "expires_at": None,
-    "progress": None,
-    "contact_at": None,
-    "remote_task": "",
-}
-# If a run's open calls await both, the run shows the first of these.
-FIRST = (Awaiting.CLIENT, Awaiting.TOOL)
+NOT_AWAITING: dict[str, Any] = dict.fromkeys(("awaiting", "expires_at", "progress", "contact_at")) | {"remote_task": ""}
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."
 
 
@@ -54,9 +46,8 @@ def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Containe
     """``dispatch`` by the run's owner. ``approved`` calls usually have had their holds since the approval."""
     fence_to_dispatch(run, calls)
     moved = [move_call(call, to, **changes) if to else call for call, to, changes in dispatch(run, calls, approved)]
-    changes = awaiting({run.awaiting, *(call.awaiting for call in moved)})
-    run = move_run(run, RunStatus.RUNNING, dispatch_events(moved), **changes)
-    return Moved(run, moved)
+    changes = awaiting([run.awaiting, *(call.awaiting for call in moved)])
+    return Moved(move_run(run, RunStatus.RUNNING, list(dispatch_events(moved)), **changes), moved)
 
 
 def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
@@ -68,9 +59,9 @@ def fence_to_dispatch(run: Run, calls: Iterable[ToolInvocation]) -> None:
     fence(run)
 
 
-def awaiting(kinds: Container[str | None]) -> dict[str, Any]:
-    """The change of the run's row for open calls that await outcomes of these kinds."""
-    return {"awaiting": next((kind.value for kind in FIRST if kind in kinds), None)}
+def awaiting(kinds: Iterable[str | None]) -> dict[str, Any]:
+    """The change of the run's row for open calls that await outcomes of these kinds: ``client`` before ``tool``."""
+    return {"awaiting": min(filter(None, kinds), default=None)}
 
 
 def room_to_park(user_id: int) -> int:
@@ -110,17 +101,15 @@ def dispatch(
         yield call, InvocationStatus.DISPATCHING, changes
 
 
-def dispatch_events(calls: Iterable[ToolInvocation]) -> list[StreamEvent]:
+def dispatch_events(calls: Iterable[ToolInvocation]) -> Iterator[StreamEvent]:
     """The events of calls that were dispatched, or that failed instead."""
-    happened: list[StreamEvent] = []
     for call in calls:
         if call.status == InvocationStatus.DISPATCHING:
-            happened.append(events.tool_started(call))
+            yield events.tool_started(call)
             if call.awaiting:
-                happened.append(events.tool_parked(call))
+                yield events.tool_parked(call)
         elif call.status != InvocationStatus.PENDING:
-            happened.append(events.tool_completed(call))
-    return happened
+            yield events.tool_completed(call)
 
 
 def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[str, dict[str, Any]]:

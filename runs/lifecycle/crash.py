@@ -12,22 +12,16 @@ from functools import partial
 
 from django.db import transaction
 
-# Only for fault tests: the point at which a worker kills itself.
 RUN_CRASH_POINT = ""
-
-FREEZE = "freeze:"
 
 _frozen = False
 
 
 def crash_point(name: str) -> None:
     global _frozen
-    wanted = RUN_CRASH_POINT
-    if not wanted:
-        return
-    if name == wanted:
+    if name == RUN_CRASH_POINT:
         os.kill(os.getpid(), signal.SIGKILL)
-    if FREEZE + name == wanted and not _frozen:
+    if f"freeze:{name}" == RUN_CRASH_POINT and not _frozen:
         _frozen = True
         # Sent to this thread: another thread could take a signal to the process, while this one continues.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -246,7 +246,7 @@ def _report_after_commit(before: Run, run: Run) -> None:
 
 
 def _log_end(run: Run) -> None:
-    """One line for each run that ended. It has only ids, names of the catalogue and numbers."""
+    """It has only ids, names of the catalogue and numbers."""
     logger.info(
         "run %s ended: %s, error %s, model %s, agent %s, %.3f s, %d turns, %d tool calls",
         *(run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"),

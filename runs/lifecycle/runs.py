@@ -165,7 +165,7 @@ def record_turn(
     happened += call_transitions.dispatch_events(moved.values())
     stored = [moved.get(call.id, call) for call in calls]
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
-    changes |= call_transitions.awaiting({run.awaiting, *(call.awaiting for call in stored)})
+    changes |= call_transitions.awaiting([run.awaiting, *(call.awaiting for call in stored)])
     also = _turn(run, turn, content)
     also.insert(*stored)
     return Moved(move_run(run, RunStatus.RUNNING, happened, also=also, **changes), stored, turn)
