@@ -106,7 +106,7 @@ def test_an_answer_in_plain_words_is_a_try(bench: Bench, requests):
 
 
 def test_the_number_of_tries_is_a_setting(bench: Bench, requests, monkeypatch):
-    monkeypatch.setattr("runs.engine.turns.OUTPUT_ATTEMPTS", 1)
+    monkeypatch.setattr("runs.engine.loop.OUTPUT_ATTEMPTS", 1)
     assert bench.finish(lines(MISFIT, FITS), outputSchema=SCHEMA)["errorCode"] == "OUTPUT_INVALID"
     assert len(requests) == 1
 

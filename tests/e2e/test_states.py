@@ -14,7 +14,7 @@ pytestmark = pytest.mark.stack
 # The limits are seconds apart, so that the intended limit is reached first even on a busy machine.
 LIMITS = {
     "RUN_TURN_LIMIT": "4",
-    "runs.engine.turns.RUN_CALLS_MAX": "10",
+    "runs.engine.loop.RUN_CALLS_MAX": "10",
     "MODEL_TIMEOUT_SECONDS": "6",
     "RUN_TIMEOUT_SECONDS": "8",
     "WAITPOINT_EXPIRY_SECONDS": "8",

@@ -17,7 +17,7 @@ def turn(calls: int, text: str) -> str:
 
 
 def test_a_run_may_make_as_many_calls_as_the_limit(bench, monkeypatch):
-    monkeypatch.setattr("runs.engine.turns.RUN_CALLS_MAX", 3)
+    monkeypatch.setattr("runs.engine.loop.RUN_CALLS_MAX", 3)
     run = bench.finish("\n".join([turn(2, "a"), turn(1, "b")]))
     assert run["status"] == "completed"
     assert len(run["toolInvocations"]) == 3
@@ -27,7 +27,7 @@ def test_a_run_may_make_as_many_calls_as_the_limit(bench, monkeypatch):
 
 def test_a_turn_beyond_the_limit_fails_the_run_and_none_of_its_calls_is_stored(bench, monkeypatch):
     """The model's work is charged nevertheless."""
-    monkeypatch.setattr("runs.engine.turns.RUN_CALLS_MAX", 3)
+    monkeypatch.setattr("runs.engine.loop.RUN_CALLS_MAX", 3)
     run = bench.finish(f"/say before\n{turn(2, 'a')}\n{turn(2, 'b')}")
     assert (run["status"], run["errorCode"]) == ("failed", "CALL_LIMIT_EXCEEDED")
     assert "3" in run["errorMessage"]
@@ -41,7 +41,7 @@ def test_a_turn_beyond_the_limit_fails_the_run_and_none_of_its_calls_is_stored(b
 
 @pytest.mark.slow
 def test_the_calls_before_a_takeover_count(bench, engines, monkeypatch):
-    monkeypatch.setattr("runs.engine.turns.RUN_CALLS_MAX", 3)
+    monkeypatch.setattr("runs.engine.loop.RUN_CALLS_MAX", 3)
     run = bench.start(f"{turn(2, 'a')}\n/stream 40 50\n{turn(2, 'b')}")
     until(lambda: ToolInvocation.objects.filter(status="COMPLETED").count() == 2)
     vanish(bench.engine)
