@@ -86,23 +86,16 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     nothing. The approval of the call comes first, then what ``ask_user`` or the tool's server asks.
     """
     if call.status == InvocationStatus.DISPATCHING:
-        asked = _dialogue(call).question
-        if asked is None:
+        if (asked := _dialogue(call).question) is None:
             return None
         payload = {"question": asked.text, "toolInvocationId": call.id, "schema": asked.schema}
         return WaitpointKind.CLARIFICATION, payload
     tool, threshold = session.tools().get(call.name), session.run.credit_approval_threshold
     if threshold is None:
         threshold = money.parse(settings.CREDIT_APPROVAL_THRESHOLD)
-    needs_approval = (
-        tool is not None
-        and tool.node_type != CLIENT
-        and (
-            tool.approval == Tool.Approval.ALWAYS
-            or (tool.approval == Tool.Approval.THRESHOLD and call.credit_estimate > threshold)
-        )
-    )
-    if needs_approval and not _is_approved(session, call):
+    when = None if tool is None or tool.node_type == CLIENT else tool.approval
+    is_over = when == Tool.Approval.THRESHOLD and call.credit_estimate > threshold
+    if (is_over or when == Tool.Approval.ALWAYS) and not _is_approved(session, call):
         return WaitpointKind.CREDIT_APPROVAL, {
             "toolName": call.name,
             "estimatedMicro": call.credit_estimate,
@@ -111,9 +104,7 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
             "input": call.input,
         }
     if call.name == ASK_USER and (call.id, WaitpointKind.CLARIFICATION) not in session.journal.answers:
-        payload = {"question": call.input["question"]}
-        if "options" in call.input:
-            payload["options"] = call.input["options"]
+        payload = {name: call.input[name] for name in ("question", "options") if name in call.input}
         return WaitpointKind.CLARIFICATION, payload
     return None
 
@@ -231,9 +222,7 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
                 if session.process.draining:
                     return
                 (call,) = await _dispatch(session, [call])
-            if call.awaiting:
-                return
-            if call.status == InvocationStatus.DISPATCHING:
+            if call.status == InvocationStatus.DISPATCHING and not call.awaiting:
                 lifecycle.crash_point("after_dispatch")
                 try:
                     outcome = await _call(session, call)
@@ -254,10 +243,10 @@ async def _record(session: Session, call: ToolInvocation, outcome: Outcome | Too
     the reply to a commit was lost, or an outcome came without this worker.
     """
     recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
-    if isinstance(outcome, Parked) and outcome.asks_user:
-        recording = lifecycle.keep_dialogue, call, outcome.remote_task
-    elif isinstance(outcome, Parked):
+    if isinstance(outcome, Parked):
         recording = lifecycle.park_call, call, outcome
+        if outcome.asks_user:
+            recording = lifecycle.keep_dialogue, call, outcome.remote_task
     while True:
         try:
             await session.step(*recording)
@@ -267,10 +256,6 @@ async def _record(session: Session, call: ToolInvocation, outcome: Outcome | Too
                 raise
         if call.id not in [still_open.id for still_open in session.journal.open_calls if not still_open.awaiting]:
             return  # its own commit succeeded, or its tool has called back
-
-
-def _user_name(run: Run) -> str:
-    return Run.objects.values_list("user__username", flat=True).get(pk=run.pk)
 
 
 async def _call(session: Session, call: ToolInvocation) -> Outcome:
@@ -283,13 +268,14 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name} any more.")
     await session.confirm_lease()  # the lease may have ended during the wait for the place
     session.uncertain.add(call.id)
+    names = Run.objects.values_list("user__username", flat=True)
     signs = bool(tool.signing_secret) and not tool.unsigned_callbacks
     context = ToolContext(
         invocation_id=call.id,
         run_id=session.run.id,
         chat_id=session.run.chat_id,
         user_id=session.run.user_id,
-        user_name=await session.db(_user_name) if TYPES[tool.node_type].needs_url else "",
+        user_name=await session.db(lambda run: names.get(pk=run.pk)) if TYPES[tool.node_type].needs_url else "",
         timeout_seconds=max(0.1, session.remaining_seconds()),
         threads=session.process.tool_threads,
         file_threads=session.process.file_threads,

@@ -181,13 +181,8 @@ async def _chain(session: Session) -> list[ModelDefinition]:
 
 
 def _model(session: Session, chain: list[ModelDefinition]) -> ModelDefinition:
-    """The model to ask: the one that the last failed attempt chose, or the first of the chain that was not asked yet.
-    Models for which credits or budget are not enough are passed over. Raises RunFailed.
-    """
-    failed = session.journal.failed()
-    asked = {attempt.model for attempt in failed}
-    wanted = [model for model in chain if failed and model.name == failed[-1].next_model]
-    for model in wanted + [model for model in chain if model.name not in asked]:
+    """The model to ask. Models for which credits or budget are not enough are passed over. Raises RunFailed."""
+    for model in requests.to_ask(chain, session.journal.failed()):
         if model.name not in session.too_dear:
             return model
     if session.too_dear:

@@ -161,6 +161,15 @@ async def ask(
     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
 
 
+def to_ask(models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt]) -> list[ModelDefinition]:
+    """The models that may be asked, in order: the one that the last failed request chose, then those not asked yet."""
+    if failed and not failed[-1].next_model:
+        return []
+    asked = {attempt.model for attempt in failed}
+    chosen = [model for model in models if failed and model.name == failed[-1].next_model]
+    return chosen + [model for model in models if model.name not in asked]
+
+
 def failed_request(
     session: Session,
     model: ModelDefinition,

@@ -121,10 +121,9 @@ class Session:
     def _take(self, claimed: Claimed) -> None:
         self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal
         self.agent = claimed.agent
-        given = self.run.output_schema
-        self.output_schema: Mapping[str, Any] | None = (
-            self.agent.output_schema if given is None and self.agent is not None else given
-        )
+        self.output_schema: Mapping[str, Any] | None = self.run.output_schema
+        if self.output_schema is None and self.agent is not None:
+            self.output_schema = self.agent.output_schema
         self.client_tools = {tool["name"]: _client_tool(tool) for tool in self.run.client_tools or ()}
         self._parts: list[TurnPart] = []
 
@@ -250,7 +249,7 @@ class Session:
     def instructions(self) -> str:
         """The system prompt: the same text at every turn."""
         given = settings.MODEL_SYSTEM_PROMPT if self.agent is None else self.agent.instructions
-        return "\n\n".join(filter(None, (given, self.run.instructions))) if self.run.instructions else given
+        return "\n\n".join(filter(None, (given, self.run.instructions)))
 
     def tools(self) -> dict[str, ToolDefinition]:
         """By name: the catalogue's tools that the run may use, and the tools of the caller's app."""

@@ -41,10 +41,9 @@ class Result:
         """The result with at most ``most`` characters; for 0, a note that says its size; for None, the whole."""
         content, shown = self.content, self.files
         if most is not None and self.chars > max(most, NOTE_CHARS):
-            note = f"[A result of {self.chars} characters, which is no longer shown.]"
+            content = f"[A result of {self.chars} characters, which is no longer shown.]"
             if most:
-                note = f"[… the result has {self.chars} characters.]"
-            content = f"{content[:most]}\n{note}" if most else note
+                content = f"{self.content[:most]}\n[… the result has {self.chars} characters.]"
         if most == 0 and shown:
             content, shown = f"{content}\n[{len(shown)} images, which are no longer shown.]", ()
         return ToolMessage(call_id, self.name, content, self.is_error, shown)

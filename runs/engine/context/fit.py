@@ -32,7 +32,7 @@ from runs.engine.session import Session
 from runs.engine.transcript import RunPart
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, UserMessage
-from runs.models import CompactionKind, ModelAttempt, Run
+from runs.models import CompactionKind, Run
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,9 @@ def _can_hold(session: Session, model: ModelDefinition) -> bool:
     return len(session.history.message.text.encode()) <= BYTES_PER_TOKEN_MAX * model.context_tokens
 
 
-def _refusals(session: Session, model: ModelDefinition) -> int:
-    return sum(attempt.reason == TOO_LONG and attempt.model == model.name for attempt in session.journal.failed())
+def _refusals(session: Session, model: ModelDefinition, compaction: int = 0) -> int:
+    failed = session.journal.failed(compaction)
+    return sum(attempt.reason == TOO_LONG and attempt.model == model.name for attempt in failed)
 
 
 def _next_step(session: Session, plan: Plan) -> Step | None:
@@ -143,14 +144,14 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         models = [other for other in _summarisers(session, plan.model) if other.name not in refused]
         if not models and not refused:
             return False
-        model = _next_model(models, failed)
+        model = next(iter(requests.to_ask(models, failed)), None)
         if model is None:
             last = {attempt.model: attempt.reason for attempt in failed}
             only_run = bool(refused) or not SAME_AGAIN.issuperset(last.values())
             step = replace(plan.left_out(step), only_run=only_run)
             await record(session, plan, step, started_at, failure_reason=failed[-1].reason if failed else "")
             return True
-        too_long = sum(attempt.reason == TOO_LONG and attempt.model == model.name for attempt in failed)
+        too_long = _refusals(session, model, index)
         most = room(model) * BYTES_PER_TOKEN // SMALLER**too_long
         request, said, asked_at = await _request(session, plan, step, model, most), list[str](), clock.now()
         try:
@@ -208,16 +209,6 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
     chain = known.chain(session.requested_model, session.run.resolved_model)
     names = dict.fromkeys([chosen, own.name, *(model.name for model in chain)])
     return [_without_format(known.models[name]) for name in names if name in known.models]
-
-
-def _next_model(models: Sequence[ModelDefinition], failed: Sequence[ModelAttempt]) -> ModelDefinition | None:
-    """The model that the last failed request chose, or the first one that was not asked; None if none follows."""
-    if failed and not failed[-1].next_model:
-        return None
-    wanted = failed[-1].next_model if failed else ""
-    asked = {attempt.model for attempt in failed}
-    found = next((model for model in models if model.name == wanted), None)
-    return found or next((model for model in models if model.name not in asked), None)
 
 
 async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinition, most: int) -> ModelRequest:
