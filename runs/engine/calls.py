@@ -212,9 +212,7 @@ async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation])
 
 
 async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
-    """Make a call when it has a place and its hold. While it waits for credits, it has no place. Raises Exhausted if
-    the run must wait for credits.
-    """
+    """Make a call when it has a place, which it gives back while it waits for credits. Raises Exhausted."""
     outcome: Outcome | ToolFailure
     while True:
         async with contextlib.nullcontext() if _needs_no_place(call) else held.place(call.id):

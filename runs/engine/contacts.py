@@ -33,10 +33,8 @@ class Contacts:
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
         self.process, self.loop = process, loop
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        # By server and by user.
-        self.under_way: Counter[str | int] = Counter()
-        # The server of each tool that had a due call.
-        self.known: dict[str, str] = {}
+        self.under_way: Counter[str | int] = Counter()  # by server and by user
+        self.known: dict[str, str] = {}  # the server of each tool that had a due call
         self.woken = asyncio.Event()
 
     def wake(self) -> None:

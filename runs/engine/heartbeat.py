@@ -49,8 +49,7 @@ class Heartbeat(threading.Thread):
         self.process, self.run_ids = process, run_ids
         self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
-        # When the last time without a lease ended, by ``clock.steady``.
-        self.gap_ended = float("-inf")
+        self.gap_ended = float("-inf")  # when the last time without a lease ended, by ``clock.steady``
         # Each sweep looks at the throttled runs of the users after this one.
         self.after_user = 0
 

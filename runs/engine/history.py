@@ -1,6 +1,5 @@
-"""Reads what a session begins with: what is recorded of its run, so that any process can continue at the next step, and
-the part of the chat that the transcript needs. This takes a constant number of queries, and reads no more content than
-the model's window can hold.
+"""Reads what a session begins with: what is recorded of its run, and the part of the chat that the transcript needs.
+This takes a constant number of queries, and reads no more content than the model's window can hold.
 """
 
 from __future__ import annotations

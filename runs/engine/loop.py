@@ -52,8 +52,7 @@ async def execute(session: Session) -> None:
     other error comes from the transition that was to end the run.
     """
     request_id.set(session.run.request_id or session.run.id)
-    # The transition that ends the run, with its arguments.
-    end: tuple[Any, ...] | None = None
+    end: tuple[Any, ...] | None = None  # the transition that ends the run, with its arguments
     is_behind = False
     # The journal's length when the database last refused a write because the row was already there.
     refused_at: tuple[int, int, int] | None = None
@@ -262,9 +261,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
 def _read_output(
     schema: Mapping[str, Any] | None, calls: Sequence[ToolCall]
 ) -> tuple[list[dict[str, Any]], list[ToolCall], dict[str, Any] | None]:
-    """The calls as the turn records them, the calls to make, and the output or None. The output is the input of the
-    first OUTPUT_TOOL call that fits the schema, in a turn without calls of tools. ``told`` tells the model why others
-    do not count.
+    """The calls as the turn records them, the calls to make, and the output or None: the input of the first OUTPUT_TOOL
+    call that fits the schema, in a turn without calls of tools. ``told`` tells the model why others do not count.
     """
     recorded: list[dict[str, Any]] = []
     others = [call for call in calls if schema is None or call.name != OUTPUT_TOOL]

@@ -247,8 +247,7 @@ class Process:
         self.file_threads = Threads(RUN_WORKER_FILE_THREADS, FILE_THREADS_PER_USER, "run-file")
         self.attachment_bytes = Share(ATTACHMENT_BYTES_PER_USER)
         self.worker_id = ""
-        # Until when the lease certainly holds, by ``clock.steady``.
-        self.lease_until = 0.0
+        self.lease_until = 0.0  # until when the lease certainly holds, by ``clock.steady``
         self.draining = False
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
         self.credit_line = CreditLine(leaving=lambda: self.draining)
@@ -258,8 +257,7 @@ class Process:
         self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         # Claims of runs whose users are not known yet.
         self.first_claims = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 4))
-        # The runs whose users are looked up.
-        self.wanted: dict[str, asyncio.Future[int | None]] = {}
+        self.wanted: dict[str, asyncio.Future[int | None]] = {}  # the runs whose users are looked up
         self.look_up = asyncio.Lock()
 
     async def user_of(self, run_id: str) -> int | None:
@@ -279,9 +277,7 @@ class Process:
         return await persist(self.db_threads, step, *args, **kwargs)
 
     async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a database step of one user's run. Steps above the user's share wait in order, so that a user whose rows
-        are locked does not occupy all threads.
-        """
+        """Make a database step of one user's run. Steps above the user's share of the threads wait in order."""
         share = self.shares.get(user_id)
         if share is None:
             share = self.shares[user_id] = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))

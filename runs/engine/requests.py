@@ -1,9 +1,8 @@
 """A request to a model: how much it may cost, its hold and its stream, what it cost, and the record of its failure.
 Also the exceptions that end a run in its worker.
 
-The upper bound of the input tokens is never below what a provider counts, because a token is at least one byte of the
-request. If a provider has counted a request of the model with the same beginning, in any run, that count is used for
-the beginning.
+The upper bound of the input tokens is never below what a provider counts: a token is at least one byte of the request.
+If a provider has counted a request of the model with the same beginning, that count is used for the beginning.
 """
 
 import contextlib

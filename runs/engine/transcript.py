@@ -59,8 +59,7 @@ class TurnPart:
     results: tuple[Result, ...] = ()
     reasoning: tuple[dict[str, object], ...] = ()
     origin: str = ""
-    # The turn has no calls, but another turn of its run follows: its answer was not accepted.
-    is_refused: bool = False
+    is_refused: bool = False  # the turn has no calls, but another turn of its run follows: its answer was not accepted
     _sizes: dict[tuple[int | None, bool], int] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def messages(self, most: int | None, short: bool, used: set[str]) -> Iterator[Message]:
@@ -97,9 +96,7 @@ class TurnPart:
 
 @dataclass(frozen=True)
 class RunPart:
-    """An earlier run. ``ending`` is the text that no turn has recorded. ``full_size``: its bytes with all results, also
-    those that are not loaded.
-    """
+    """An earlier run. ``ending``: the text that no turn has recorded. ``full_size``: its bytes with all results."""
 
     run_id: str
     message: UserMessage

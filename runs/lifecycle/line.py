@@ -150,9 +150,7 @@ def _idle(run: Run) -> dict[str, Any]:
 
 
 def unblock(run_id: str | None) -> None:
-    """The promoted run may be claimed. Call it after the other run has ended: a chat has at most one live run that is
-    not blocked.
-    """
+    """The promoted run may be claimed. Call it after the other run has ended: one live run of a chat is not blocked."""
     if run_id is None:
         return
     now = clock.now()

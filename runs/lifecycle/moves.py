@@ -161,8 +161,7 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
 
 def fence(run: Run, *, ends: bool = False) -> Run:
     """Lock a running run for its owner, before the transaction touches anything else. Raises LeaseLost if the row
-    differs from ``run``; if the transition ``ends`` the run, it may have a new request to cancel. Returns the run with
-    this request.
+    differs from ``run``. Returns the run; if the transition ``ends`` it, with a request to cancel that is new.
     """
     known = as_known(run)
     if ends:

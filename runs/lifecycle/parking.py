@@ -118,9 +118,7 @@ def _progress(now: datetime, fraction: float | None, message: str | None) -> dic
 
 @transaction.atomic
 def expire_call(call_id: str) -> bool:
-    """A call whose outcome did not come in time → FAILED; the run continues. False if there was nothing to do, or if
-    the run is locked.
-    """
+    """A call without an outcome in time → FAILED; the run continues. False if there is none or the run is locked."""
     run = lock_run(ToolInvocation.objects.values_list("run_id", flat=True).get(pk=call_id), wait=False)
     call = ToolInvocation.objects.filter(pk=call_id, awaiting__isnull=False, expires_at__lte=clock.now()).first()
     if run is None or call is None:
@@ -181,9 +179,8 @@ def due_contacts(
 
 @transaction.atomic
 def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
-    """The due ones of these calls that no other process has taken, with their runs and users. They become due again in
-    case this process dies: open calls after CONTACT_SECONDS; ended ones after the next of TELL_AGAIN_SECONDS, if there
-    is one.
+    """The due ones of these calls that no other process has taken, with their runs and users. In case this process
+    dies, they become due again: open calls after CONTACT_SECONDS; ended ones after the next of TELL_AGAIN_SECONDS.
     """
     now = clock.now()
     due = ToolInvocation.objects.filter(pk__in=call_ids, contact_at__lte=now).select_related("run__user")

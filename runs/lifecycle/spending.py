@@ -70,9 +70,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Credits or budget (``code`` says which) are not enough for a step: the least that it ``needs`` and what is
-    ``left``, in micro-credits.
-    """
+    """Credits or budget (``code``) are not enough for a step: the least that it ``needs`` and what is ``left``."""
 
     code: str
     needs: int
@@ -102,9 +100,7 @@ def refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate. False if the call or its run must wait for credits. Raises ToolFailure if credits or
-    budget are not enough.
-    """
+    """Hold the call's estimate. False if the call or its run must wait for credits. Raises ToolFailure for too few."""
     first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
@@ -179,9 +175,8 @@ def spendable(run: Run, least: int) -> int | None:
     must wait: what is missing is only held for a while by other steps of the user, or an older run of the user waits.
 
     A step waits only for holds that are settled without a person: those of runs that execute, or that a worker resumes
-    next. An approved call can keep its hold for a day while its run waits for another answer, and a call that awaits
-    its outcome keeps it for weeks. A call whose server asks the user keeps it until the run has asked, which is after
-    this step.
+    next. A run that waits for another answer can keep the hold of an approved call for a day, and a call that awaits
+    its outcome its own for weeks. A call whose server asks the user keeps it until the run has asked: after this step.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)
@@ -244,10 +239,9 @@ def compaction_key(index: int) -> str:
 
 def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:
     """Settle all open holds of the locked run's requests to models, and those of its calls too if the run ``ends``.
-    Returns the changes of the run's row: turns that ended early count in the run's usage.
-
-    ``partial`` is what the open request cost, if its owner knows it. Otherwise the cost follows from the request's
-    streamed text; without text it is 0.
+    Returns the changes of the run's row: turns that ended early count in the run's usage. ``partial`` is what the open
+    request cost, if its owner knows it. Otherwise the cost follows from the request's streamed text; without text it is
+    0.
     """
     early: Counter[str] = Counter()
     streamed = "" if partial else unrecorded_text(run)

@@ -1,7 +1,6 @@
 """Finds work whose message was lost: lost workers and their runs, runs that no worker took, waitpoints after their
-time. The heartbeat of each run worker calls these functions, at any moment and any number of times at once; a task of
-beat calls ``sweep``. A row that is locked or cannot be processed stops no other row. ``seconds`` limits the time of a
-call; the next call continues.
+time. The heartbeats of run workers call these functions, at any moment and several at once; a task of beat calls
+``sweep``. A row that is locked or cannot be processed stops no other row. A call that lasts ``seconds`` ends early.
 """
 
 import math
@@ -68,9 +67,7 @@ def sweep() -> int:
 
 
 def repair(seconds: float = math.inf) -> int:
-    """Settle the holds of lost runs, end waitpoints and calls after their time, and resume runs whose credits have
-    come. Returns how many.
-    """
+    """Settle the holds of lost runs, end waitpoints and calls after their time, resume runs whose credits have come."""
     works = (settle_lost_turns, expire_waitpoints, expire_calls, resume_paid_runs)
     return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
 
@@ -113,9 +110,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
 
 
 def settle_lost_turns(seconds: float = math.inf) -> int:
-    """Settle released runs that no worker takes over soon, so that they do not keep their users' credits held. Returns
-    how many were settled.
-    """
+    """Settle released runs that no worker takes over soon: they must not keep their users' credits held."""
     held = Exists(sums.open_holds_of(run_id=OuterRef("pk"), tool_key=None))
     left = Run.objects.filter(LEFT, held, updated_at__lt=clock.now() - NUDGE_GRACE)
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))

@@ -46,8 +46,7 @@ _APPEND = """
 
 def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
     """Append streamed text to many runs at once. Returns the runs as they then are, by id, without those whose rows
-    differ from ``batch``. A run that another transaction has locked is returned as it was given, and its text is not
-    written.
+    differ from ``batch``. A run that another transaction has locked is returned as it was given, without its text.
     """
     appended = (_append_at_once if connection.vendor == "postgresql" else _append_in_steps)(batch)
     publisher.wake_after_commit(*appended)
@@ -87,9 +86,8 @@ def _append_in_steps(batch: Sequence[tuple[Run, str]]) -> set[str]:
 
 
 def _is_last(run: Run, text: str) -> bool:
-    """Whether the only event after those that ``run`` knows is this text. Only the owner adds to the stream of a
-    running run, so such an event comes from a commit whose answer was lost. It differs if more text came before the
-    repetition.
+    """Whether the only event after those that ``run`` knows is this text: only the owner adds to the stream of a
+    running run, so the answer of a commit was lost. The event differs if more text came before the repetition.
     """
     ((kind, data),) = text_events(text)
     after = RunEvent.objects.filter(run_id=run.pk, index__gt=run.last_stream_index)

@@ -39,9 +39,7 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
 
 @transaction.atomic
 def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
-    """running → waiting, because credits or budget are not enough for the next step: the ``call``, or if that is None,
-    a request to a model.
-    """
+    """running → waiting: credits or budget do not suffice for the ``call``, or if None, for a request to a model."""
     payload = {
         "toolName": call.name if call else "model",
         "estimatedMicro": refusal.needs,
@@ -112,12 +110,10 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
 
 
 def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
-    """Change an open call by the user's answer to a question about it.
-
-    An approved call gets its hold and stays PENDING, also if the hold or the run must wait for credits; it becomes
-    FAILED if credits or budget are not enough. A refused call becomes REFUSED and costs nothing. An answer to the
-    server of an open call is stored: a task's server gets the answers at once when they are complete, other servers
-    when the call is made again.
+    """Change an open call by the user's answer to a question about it. An approved call gets its hold and stays
+    PENDING, also if the hold or the run must wait for credits; it becomes FAILED if they are not enough. A refused call
+    becomes REFUSED. An answer to the server of an open call is stored: a task's server gets the answers at once when
+    they are complete, other servers when the call is made again.
     """
     if kind == WaitpointKind.CLARIFICATION:
         if call.status == InvocationStatus.DISPATCHING:

@@ -32,19 +32,15 @@ def provider_cost_field() -> "models.FloatField[Any, Any]":
 
 
 class Provider(models.Model):
-    """A server that answers for models. Empty fields of the rows ``openai`` and ``anthropic`` are filled from the
-    environment.
-    """
+    """A server with models. Empty fields of ``openai`` and ``anthropic`` are filled from the environment."""
 
     name = models.CharField(max_length=64, unique=True)
-    # A name of ``runs.catalogue.providers.KINDS``.
-    kind = models.CharField(max_length=20)
+    kind = models.CharField(max_length=20)  # a name of ``runs.catalogue.providers.KINDS``
     base_url = models.CharField("address", max_length=2048, default="", blank=True)
     # The address in the catalogue file, if it contains a variable.
     base_url_source = models.TextField(default="", blank=True, editable=False)
     api_key = EncryptedField("API key", null=True, blank=True)
-    # A JSON object of header names to values.
-    headers = EncryptedField(null=True, blank=True)
+    headers = EncryptedField(null=True, blank=True)  # a JSON object of header names to values
     # Limits over all workers.
     max_concurrent = models.PositiveIntegerField(
         "requests at the same time", null=True, blank=True, validators=[MinValueValidator(1)]
@@ -59,8 +55,7 @@ class Provider(models.Model):
 class ProviderUse(models.Model):
     """Who uses a provider with limits and who waits for it (``runs.llm.limits``)."""
 
-    # The provider's name.
-    provider = models.CharField(max_length=64, unique=True)
+    provider = models.CharField(max_length=64, unique=True)  # the provider's name
     document = models.JSONField(default=dict)
 
 
@@ -79,10 +74,8 @@ class AgentModel(models.Model):
     provider_cost_percent = provider_cost_field()
     context_tokens = models.PositiveIntegerField(default=128_000, validators=[MinValueValidator(1000)])
     max_output_tokens = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
-    # See ``runs.catalogue.definitions``.
-    parameters = JSONTextField(default=dict, blank=True)
-    # See ``runs.catalogue.definitions``.
-    dialect = models.JSONField(default=dict, blank=True)
+    parameters = JSONTextField(default=dict, blank=True)  # see ``runs.catalogue.definitions``
+    dialect = models.JSONField(default=dict, blank=True)  # see ``runs.catalogue.definitions``
     # The names of models that are asked, in this order, if this one fails.
     fallbacks = models.JSONField(default=list, blank=True)
     is_default = models.BooleanField(default=False)
@@ -120,8 +113,7 @@ class Tool(models.Model):
     name = models.CharField(max_length=64, unique=True)
     display_name = models.CharField(max_length=100)
     description = models.TextField()
-    # A name of ``runs.tools.dispatch.TYPES``.
-    node_type = models.CharField(max_length=10)
+    node_type = models.CharField(max_length=10)  # a name of ``runs.tools.dispatch.TYPES``
     input_schema = JSONTextField(default=dict, blank=True)
     price = models.BigIntegerField()
     provider_cost_percent = provider_cost_field()
@@ -172,8 +164,7 @@ class Agent(models.Model):
     display_name = models.CharField(max_length=100)
     description = models.TextField(default="", blank=True)
     enabled = models.BooleanField(default=True)
-    # The number of the current version, for runs that name no version.
-    version = models.PositiveIntegerField(default=0)
+    version = models.PositiveIntegerField(default=0)  # the number of the current version, for runs that name no version
 
     def __str__(self) -> str:
         return self.name
@@ -203,13 +194,10 @@ class AgentVersion(ProtectedModel):
     """What an agent gives to its runs. Written once: a change of the agent makes a new row, and runs keep theirs."""
 
     agent = models.ForeignKey(Agent, models.PROTECT, related_name="versions", db_index=False)
-    # From 1, for each agent.
-    number = models.PositiveIntegerField()
+    number = models.PositiveIntegerField()  # from 1, for each agent
     instructions = models.TextField(default="", blank=True)
-    # The name of a model; None for the default one.
-    model = models.CharField(max_length=100, null=True, blank=True)
-    # Names; None for all tools.
-    tools = models.JSONField(null=True, blank=True)
+    model = models.CharField(max_length=100, null=True, blank=True)  # the name of a model; None for the default one
+    tools = models.JSONField(null=True, blank=True)  # names; None for all tools
     # Override the model's own parameters; see ``runs.catalogue.definitions``.
     parameters = JSONTextField(default=dict, blank=True)
     credit_approval_threshold = models.BigIntegerField(null=True, blank=True)
@@ -217,8 +205,7 @@ class AgentVersion(ProtectedModel):
     on_credits_exhausted = models.CharField(
         max_length=4, choices=OnCreditsExhausted.choices, default=OnCreditsExhausted.FAIL
     )
-    # The JSON Schema of the output.
-    output_schema = JSONTextField(null=True, blank=True)
+    output_schema = JSONTextField(null=True, blank=True)  # the JSON Schema of the output
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

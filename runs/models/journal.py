@@ -64,10 +64,8 @@ class Turn(models.Model):
     cache_write_tokens = models.PositiveBigIntegerField(default=0)
     output_tokens = models.PositiveBigIntegerField(default=0)
     reasoning_tokens = models.PositiveBigIntegerField(default=0)
-    # The provider reported no counts.
-    estimated = models.BooleanField(default=False)
-    # The amount that was held before the request; 0 for a free model.
-    held = models.BigIntegerField(default=0)
+    estimated = models.BooleanField(default=False)  # the provider reported no counts
+    held = models.BigIntegerField(default=0)  # the amount that was held before the request; 0 for a free model
     cost = models.BigIntegerField(default=0)
     # The digest of the whole request (``runs.llm.measure``).
     request_digest = models.CharField(max_length=32, default="")
@@ -104,8 +102,7 @@ class Compaction(models.Model):
 
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="compactions", db_index=False)
     run = models.ForeignKey(Run, models.CASCADE, related_name="compactions", db_index=False)
-    # From 1, for each run.
-    index = models.PositiveIntegerField()
+    index = models.PositiveIntegerField()  # from 1, for each run
     turn_index = models.PositiveIntegerField()
     # The failed requests of that turn so far: a provider's refusal as too long is one of them.
     failed_attempts = models.PositiveIntegerField(default=0)
@@ -147,8 +144,7 @@ class ModelAttempt(models.Model):
     turn_index = models.PositiveIntegerField()
     # The index of the compaction whose summary was requested; 0 if the turn itself was requested.
     compaction = models.PositiveIntegerField(default=0)
-    # From 1, for each turn or summary, over all its models.
-    number = models.PositiveIntegerField()
+    number = models.PositiveIntegerField()  # from 1, for each turn or summary, over all its models
     model = models.CharField(max_length=100)
     provider = models.CharField(max_length=64)
     reason = models.CharField(max_length=40)
@@ -199,8 +195,7 @@ class ToolInvocation(ProtectedModel):
     contact_at = models.DateTimeField(null=True)
     contacts = models.PositiveIntegerField(default=0)
     end_reason = models.CharField(max_length=20, default="")
-    # What the tool's type stores about the call's task on its server.
-    remote_task = models.TextField(default="")
+    remote_task = models.TextField(default="")  # what the tool's type stores about the call's task on its server
     credit_used = models.BigIntegerField(default=0)
     result = models.TextField(default="")
     result_urls = models.JSONField(default=list)

@@ -1,6 +1,4 @@
-"""Runs, their workers, the events of their streams, and the ids that clients of other protocols give to runs. Only
-``runs.lifecycle`` writes a status.
-"""
+"""Runs, their workers, their streams' events, and clients' ids of runs. Only ``runs.lifecycle`` writes a status."""
 
 from django.conf import settings
 from django.db import models
@@ -68,8 +66,7 @@ class Run(ProtectedModel):
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="runs", db_index=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="runs", db_index=False)
     status = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
-    # Queued behind another run of the chat.
-    blocked = models.BooleanField(default=False)
+    blocked = models.BooleanField(default=False)  # queued behind another run of the chat
     # Waits because the user has RUN_USER_LIMIT running runs; when one of them ends, the oldest throttled run starts.
     throttled = models.BooleanField(default=False)
     # A running run that has given up its worker and its place of RUN_USER_LIMIT, because all its open calls await
@@ -84,8 +81,7 @@ class Run(ProtectedModel):
     # The version of an agent, ``name@3``, and the agent's name, for lists.
     agent = models.CharField(max_length=80, null=True)
     agent_name = models.CharField(max_length=64, null=True)
-    # Appended to the agent's instructions.
-    instructions = models.TextField(null=True)
+    instructions = models.TextField(null=True)  # appended to the agent's instructions
     tools = models.JSONField(null=True)
     # The tools that the caller's app executes: ``[{"name", "description", "inputSchema"}]``.
     client_tools = JSONTextField(null=True)
@@ -93,18 +89,15 @@ class Run(ProtectedModel):
     max_credits = models.BigIntegerField(null=True)
     # Whether the run waits, instead of failing, if credits or budget are not enough for a step.
     waits_for_credits = models.BooleanField(default=False)
-    # The caller's own pairs of text; ``RunMetadata`` repeats them for lists.
-    metadata = JSONTextField(default=dict)
-    # The JSON Schema of the output; it replaces the agent's schema.
-    output_schema = JSONTextField(null=True)
+    metadata = JSONTextField(default=dict)  # the caller's own pairs of text; ``RunMetadata`` repeats them for lists
+    output_schema = JSONTextField(null=True)  # the JSON Schema of the output; it replaces the agent's schema
     output = JSONTextField(null=True)
     # The run that replaced this one, or an earlier run of the chat and so this one, too.
     replaced_by = RefField(null=True)
     request_id = models.CharField(max_length=128, default="")
     # The trace span of the request that started the run, for workers that find the run without a message.
     trace_parent = models.CharField(max_length=55, null=True)
-    # Counted here, because a page of runs shows it.
-    tool_invocation_count = models.PositiveIntegerField(default=0)
+    tool_invocation_count = models.PositiveIntegerField(default=0)  # counted here, because a page of runs shows it
     last_stream_index = models.PositiveIntegerField(default=0)
     # Whether the stream has text that no recorded turn holds; the next owner then sends message.reset.
     unrecorded_text = models.BooleanField(default=False)
@@ -127,16 +120,14 @@ class Run(ProtectedModel):
     updated_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
-    # The running time before ``running_since``.
-    ran_ms = models.BigIntegerField(default=0)
+    ran_ms = models.BigIntegerField(default=0)  # the running time before ``running_since``
     running_since = models.DateTimeField(null=True)
     worker_id = RefField(null=True)
     lease_token = models.PositiveIntegerField(default=0)
     lease_losses = models.PositiveSmallIntegerField(default=0)
     # When a step that waits for credits last looked; NULL once it waits no longer.
     credits_wanted_at = models.DateTimeField(null=True)
-    # When the sweep may nudge a worker again.
-    due_at = models.DateTimeField(null=True, db_default=Now())
+    due_at = models.DateTimeField(null=True, db_default=Now())  # when the sweep may nudge a worker again
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -208,9 +199,7 @@ class Run(ProtectedModel):
 
 
 class RunMetadata(models.Model):
-    """A pair of a run's metadata, for filtered lists. Columns of the run are repeated here, so that one index has the
-    pairs in the order of the list.
-    """
+    """A pair of a run's metadata, for lists. With the columns of the run by which one index has a list's order."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="metadata_pairs", db_index=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
@@ -235,8 +224,7 @@ class RunEvent(models.Model):
     index = models.PositiveIntegerField()
     type = models.CharField(max_length=30)
     data = models.TextField()
-    # The last event of a run that has ended.
-    final = models.BooleanField(default=False)
+    final = models.BooleanField(default=False)  # the last event of a run that has ended
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -248,11 +236,9 @@ class RunEvent(models.Model):
 
 
 class ClientRun(models.Model):
-    """The run that a client's request started; a repeated request starts nothing.
-
-    ``key`` is the digest of the client's id of the request. ``index``: the stream of the request begins after this
-    event of the run. ``run`` changes when another run replaces it. ``message_id`` is the client's id of the user's
-    message, if the protocol repeats messages.
+    """The run that a client's request started; a repeated request starts nothing. ``key`` is the digest of the client's
+    id of the request. ``index``: the stream of the request begins after this event. ``run`` changes when another run
+    replaces it. ``message_id`` is the client's id of the user's message, if the protocol repeats messages.
     """
 
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="client_runs", db_index=False)

@@ -75,9 +75,8 @@ SAME_AGAIN = {
 
 
 async def fit(session: Session, model: ModelDefinition) -> Plan | None:
-    """The transcript of the next turn, shortened until it fits. None if the process drains.
-
-    Raises ModelError for a message that no window can hold, and RunFailed.
+    """The transcript of the next turn, shortened until it fits. None if the process drains. Raises RunFailed, and
+    ModelError for a message that no window can hold.
     """
     if not _can_hold(session, model):
         detail = f"The message alone is too long for a window of {model.context_tokens} tokens."
@@ -98,9 +97,7 @@ async def fit(session: Session, model: ModelDefinition) -> Plan | None:
 
 
 def can_shorten(session: Session, model: ModelDefinition) -> bool:
-    """Whether a request that was refused as too long is tried again: first with half of its size, then in the shortest
-    form.
-    """
+    """Whether a request that was refused as too long is repeated: with half of its size, then in the shortest form."""
     could = _can_hold(session, model) and _refusals(session, model) < 2
     return could and plan_of(session, model).shortest() is not None
 
@@ -126,9 +123,8 @@ def _next_step(session: Session, plan: Plan) -> Step | None:
 
 async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     """Summarise the runs up to ``step.cut.last_run_id``. After failures, the next model is asked, as for a turn. If no
-    model answers, the runs are left out. If credits or budget are not enough for a summary and the turn after it, they
-    are left out, too, but a run that waits for credits raises Exhausted. False if the process drains, or if no model is
-    offered any more.
+    model answers, or if credits or budget are not enough for a summary and the turn after it, the runs are left out;
+    but a run that waits for credits raises Exhausted. False if the process drains, or if no model is offered any more.
     """
     refused: set[str] = set()
     index, started_at = next_index(session), clock.now()
@@ -230,9 +226,7 @@ async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinit
 
 
 def _without_format(model: ModelDefinition) -> ModelDefinition:
-    """The model with the parameters for a summary: without those that set the format of an answer or end it early, and
-    with little reasoning.
-    """
+    """The model for a summary: without a format of answers or early ends of them, and with little reasoning."""
     parameters = {name: value for name, value in model.parameters.items() if name != "stop"}
     if "extra" in parameters:
         parameters["extra"] = {name: value for name, value in parameters["extra"].items() if name not in FORMATS}

@@ -73,8 +73,7 @@ class Step:
 
     kind: CompactionKind
     cut: Cut
-    # Whether later runs of the chat do not use the step.
-    only_run: bool = False
+    only_run: bool = False  # whether later runs of the chat do not use the step
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,7 @@ class Plan:
         return cuts[min(place, len(cuts) - 1)]
 
     def _noted(self) -> list[Cut]:
-        """Cuts with more and more results replaced by notes, the oldest first; never those of the last turn, which the
-        model has not seen.
-        """
+        """Cuts with more results replaced by notes, oldest first; not the last turn's, which the model has not seen."""
         parts = [(run.run_id, turn) for run in self.history.runs for turn in run.turns]
         parts += [(self.run_id, turn) for turn in self.turns[:-1]]
         keys = [(run_id, turn.index) for run_id, turn in parts if turn.size(0) < turn.size()]
