@@ -15,7 +15,6 @@ from runs.lifecycle.parking import (
     contact_again,
     due_contacts,
     end_contact,
-    expire_call,
     latest_end,
     park_call,
     park_run,
@@ -47,16 +46,7 @@ from runs.lifecycle.spending import (
     spendable,
     wait_for_credits,
 )
-from runs.lifecycle.sweeps import (
-    expire_waitpoints,
-    reap_workers,
-    release_unexecuted,
-    repair,
-    settle_lost_turns,
-    sweep,
-    take_due_runs,
-    wakeable_runs,
-)
+from runs.lifecycle.sweeps import reap_workers, release_unexecuted, repair, sweep, take_due_runs, wakeable_runs
 from runs.lifecycle.text import append_text, streamed_text
 from runs.lifecycle.waitpoints import (
     answer_waitpoint,

@@ -10,7 +10,7 @@ from django.db import transaction
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.catalogue import agents
-from runs.lifecycle import line
+from runs.lifecycle import line, sweeps
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -67,7 +67,7 @@ def test_runs_that_callers_and_sweeps_end_have_one_line(bench, ends, user):
     bench.cancel(queued["id"])
     bench.cancel(asked["id"])
     bench.cancel(asked["id"])
-    lifecycle.expire_waitpoints()
+    sweeps.expire_waitpoints()
     lifecycle.reap_workers()
     until(lambda: all(map(ends, (asked["id"], queued["id"], expired["id"], worn.pk))))
     assert [line[:2] for line in ends(asked["id"]) + ends(queued["id"])] == [("cancelled", "-")] * 2

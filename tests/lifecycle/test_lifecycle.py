@@ -8,6 +8,7 @@ import pytest
 from config.api.openapi import described
 from credits import ledger, sums
 from runs import lifecycle, services
+from runs.lifecycle import sweeps
 from runs.models import Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -285,7 +286,7 @@ def test_two_questions_in_one_turn_are_asked_in_sequence(bench):
 def test_waitpoint_expires(bench, settings):
     settings.WAITPOINT_EXPIRY_SECONDS = 0.2
     run = bench.wait(bench.start("/ask Anyone?")["id"], "waiting")
-    until(lambda: lifecycle.expire_waitpoints() or Run.objects.get().status == "failed")
+    until(lambda: sweeps.expire_waitpoints() or Run.objects.get().status == "failed")
     run = bench.get(run["id"])
     assert (run["status"], run["errorCode"]) == ("failed", "WAITPOINT_EXPIRED")
     waitpoint = bench.client.get(f"/api/v1/waitpoints/{Waitpoint.objects.get().pk}").json()

@@ -127,8 +127,8 @@ def test_a_lost_turn_is_charged_once(monkeypatch, lost_turn, then):
         lifecycle.request_cancel(lost_turn.pk)
     elif then == "nobody":
         factories.force_update(Run.objects.filter(pk=lost_turn.pk), updated_at=clock.now() - timedelta(seconds=10))
-        assert lifecycle.settle_lost_turns() == 1
-    assert lifecycle.settle_lost_turns() == 0
+        assert transitions.settle_lost_turns() == 1
+    assert transitions.settle_lost_turns() == 0
     usage = LedgerEntry.objects.filter(run_id=lost_turn.pk, type="USAGE")
     assert list(usage.values_list("amount", flat=True)) == [8]
     assert ledger.account_for(lost_turn.user_id).held == 0
@@ -136,5 +136,5 @@ def test_a_lost_turn_is_charged_once(monkeypatch, lost_turn, then):
 
 def test_the_turn_of_a_run_that_was_just_released_is_left_to_its_next_owner(lost_turn):
     lifecycle.reap_workers()
-    assert lifecycle.settle_lost_turns() == 0
+    assert transitions.settle_lost_turns() == 0
     assert ledger.account_for(lost_turn.user_id).held == 100

@@ -19,7 +19,7 @@ from config.queue import jobs
 from credits import grants, ledger
 from credits.models import Account, LedgerEntry, PendingExpiry
 from runs import purge as run_purge
-from runs.lifecycle import expire_waitpoints, sweep, sweeps, take_due_runs
+from runs.lifecycle import sweep, sweeps, take_due_runs
 from runs.models import Run, RunEvent, Waitpoint
 from runs.tools import files
 from tests import factories
@@ -128,7 +128,7 @@ def test_many_bad_waitpoints_do_not_hide_a_good_one(monkeypatch, counted):
     bad = {late_waitpoint(minutes=10) for _ in range(5)}
     good = late_waitpoint(minutes=1)
     monkeypatch.setattr("runs.lifecycle.waitpoints.expire_waitpoint", refuse(bad, sweeps.waitpoints.expire_waitpoint))
-    assert expire_waitpoints() == 1
+    assert sweeps.expire_waitpoints() == 1
     assert Waitpoint.objects.get(pk=good).status == "EXPIRED"
     assert len(counted) == 5
 
