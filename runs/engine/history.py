@@ -19,17 +19,7 @@ from runs.engine.transcript import NOTE_CHARS, Cut, RunPart, TurnPart, cut_of, t
 from runs.events import join_text
 from runs.lifecycle import Moved
 from runs.llm.base import AttachedFile, UserMessage
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    Compaction,
-    ModelAttempt,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import Compaction, ModelAttempt, Run, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from runs.tools import base
 
 # Most earlier runs of the chat that the model receives.
@@ -56,7 +46,7 @@ class Journal:
 
     @property
     def open_calls(self) -> list[ToolInvocation]:
-        return [call for call in self.calls if call.status not in FINAL_INVOCATION_STATUSES]
+        return [call for call in self.calls if call.is_open]
 
     @property
     def length(self) -> tuple[int, int, int]:

@@ -16,16 +16,7 @@ from runs.events import StreamEvent
 from runs.lifecycle import spending
 from runs.lifecycle.line import lock_user
 from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    Awaiting,
-    InvocationStatus,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 
 # The task that contacts the servers of parked calls' tools.
@@ -158,7 +149,7 @@ def close_open(run: Run, reason: str) -> list[StreamEvent]:
     The servers of parked calls get the ``reason``.
     """
     happened = close_questions(run=run)
-    for call in ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES):
+    for call in ToolInvocation.open_of(run):
         if call.status == InvocationStatus.PENDING:
             to, ended = InvocationStatus.CANCELLED.value, {"finished_at": clock.now()}
         else:

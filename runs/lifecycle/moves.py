@@ -25,17 +25,7 @@ from runs import events, metrics
 from runs.events import StreamEvent
 from runs.lifecycle import line
 from runs.lifecycle.crash import crash_after_commit
-from runs.models import (
-    FINAL_RUN_STATUSES,
-    ModelAttempt,
-    Run,
-    RunEvent,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import ModelAttempt, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from webhooks import outbox
 
 # Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
@@ -86,7 +76,7 @@ def move_run(
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
     known, moved = as_known(run), changed(run, **changes)
-    stream, reports, writes = new_events(run, happened, now, ends=to in FINAL_RUN_STATUSES), Writes(), Writes()
+    stream, reports, writes = new_events(run, happened, now, ends=moved.is_over), Writes(), Writes()
     _emit(reports, run, happened)
     if before is not None:
         writes.include(before)
@@ -240,7 +230,7 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
 def _report_after_commit(before: Run, run: Run) -> None:
     """Report a run's new status in the metrics and, at its end, in the log."""
     metrics.run_moved(before, run)
-    if run.status in FINAL_RUN_STATUSES:
+    if run.is_over:
         transaction.on_commit(partial(_log_end, run), robust=True)
 
 
@@ -251,10 +241,3 @@ def _log_end(run: Run) -> None:
         *(run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"),
         *(run.ran_ms / 1000, run.turn_count, run.tool_invocation_count),
     )
-
-
-def log_failure(run_id: str, code: str | None, reason: str | None, attempt: ModelAttempt | None) -> None:
-    """One line for staff. It has only names of this service and numbers, and quotes no text of users or providers."""
-    request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
-    line = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
-    logger.warning(line, run_id, code, reason or "-", *request)

@@ -20,7 +20,7 @@ from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
 from runs.lifecycle.moves import WIDE, Moved, changed, fence, lock_run, move_call, move_run, stop_running
-from runs.models import FINAL_INVOCATION_STATUSES, Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation
+from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation
 from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_text, shorten, tool_error
 from runs.tools.questions import Dialogue
 
@@ -136,8 +136,7 @@ def _expire(run: Run, call: ToolInvocation) -> ToolInvocation:
 def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> ToolInvocation:
     to, columns = calls.end_of(call, outcome)
     ended = move_call(call, to, **columns | NOT_AWAITING | told)
-    left = ToolInvocation.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
-    kinds = set(left.values_list("awaiting", flat=True))
+    kinds = set(ToolInvocation.open_of(run).values_list("awaiting", flat=True))
     after = calls.awaiting(kinds)
     dropped = calls.close_questions(invocation=call) if call.remote_task else []
     if resumes := bool(dropped) or (run.parked and not kinds):
@@ -187,10 +186,8 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     due = due.defer("input", *(f"run__{name}" for name in WIDE))
     taken: dict[datetime | None, list[ToolInvocation]] = {}
     for call in due.select_for_update(no_key=True, skip_locked=True, of=("self",)):
-        again: datetime | None = now + timedelta(seconds=CONTACT_SECONDS)
-        if call.status in FINAL_INVOCATION_STATUSES:
-            later = TELL_AGAIN_SECONDS[call.contacts : call.contacts + 1]
-            again = now + timedelta(seconds=later[0]) if later else None
+        later = (CONTACT_SECONDS,) if call.is_open else TELL_AGAIN_SECONDS[call.contacts : call.contacts + 1]
+        again = now + timedelta(seconds=later[0]) if later else None
         taken.setdefault(again, []).append(changed(call, contact_at=again))
     for at, calls_then in taken.items():
         rows = ToolInvocation.objects.filter(pk__in=[call.pk for call in calls_then])

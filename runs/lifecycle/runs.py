@@ -5,6 +5,7 @@ and raise ``LeaseLost`` if another worker has taken over; the others lock the ru
 
 import contextlib
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,30 +23,12 @@ from runs.lifecycle import calls as call_transitions
 from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, leave_chat, lock_claimable, promote_next, unblock
-from runs.lifecycle.moves import (
-    LeaseLost,
-    Moved,
-    changed,
-    fence,
-    lock_run,
-    log_failure,
-    move_run,
-    new_events,
-    stop_running,
-)
+from runs.lifecycle.moves import LeaseLost, Moved, changed, fence, lock_run, move_run, new_events, stop_running
 from runs.lifecycle.spending import Charge
 from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events
-from runs.models import (
-    FINAL_RUN_STATUSES,
-    Compaction,
-    InvocationStatus,
-    ModelAttempt,
-    Run,
-    RunMetadata,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-)
+from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, RunMetadata, RunStatus, ToolInvocation, Turn
+
+logger = logging.getLogger(__name__)
 
 
 class ChatChanged(Exception):
@@ -89,7 +72,7 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
 def request_cancel(run_id: str) -> None:
     """queued, waiting → cancelled at once; the owner of a running run sees the request within a second."""
     run = lock_run(run_id)
-    if run is None or run.status in FINAL_RUN_STATUSES:
+    if run is None or run.is_over:
         return
     requested = run.cancel_requested_at or clock.now()
     if run.status == RunStatus.RUNNING and run.worker_id is not None:
@@ -329,7 +312,14 @@ def finish(
     if to == RunStatus.FAILED:
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
-        transaction.on_commit(functools.partial(log_failure, run.pk, code, reason, attempt), robust=True)
+        transaction.on_commit(functools.partial(_log_failure, run.pk, code, reason, attempt), robust=True)
     run = move_run(run, to, happened, also=also, **changes)
     unblock(promoted)
     return Moved(run)
+
+
+def _log_failure(run_id: str, code: str | None, reason: str | None, attempt: ModelAttempt | None) -> None:
+    """One line for staff. It has only names of this service and numbers, and quotes no text of users or providers."""
+    request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
+    line = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
+    logger.warning(line, run_id, code, reason or "-", *request)

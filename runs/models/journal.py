@@ -220,6 +220,14 @@ class ToolInvocation(ProtectedModel):
     def __str__(self) -> str:
         return f"{self.name} {self.id}"
 
+    @classmethod
+    def open_of(cls, run: Run) -> models.QuerySet["ToolInvocation"]:
+        return cls.objects.filter(run=run).exclude(status__in=FINAL_INVOCATION_STATUSES)
+
+    @property
+    def is_open(self) -> bool:
+        return self.status not in FINAL_INVOCATION_STATUSES
+
     @property
     def duration_ms(self) -> int | None:
         """From dispatch to result, in milliseconds."""

@@ -50,9 +50,6 @@ class Worker(models.Model):
     expires_at = models.DateTimeField(db_index=True)
     created_at = models.DateTimeField(db_default=Now())
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"
-
 
 class Run(ProtectedModel):
     """While a run is running, ``worker_id`` names the process that owns it, and ``lease_token`` fences the writes of
@@ -197,6 +194,10 @@ class Run(ProtectedModel):
     def __str__(self) -> str:
         return self.id
 
+    @property
+    def is_over(self) -> bool:
+        return self.status in FINAL_RUN_STATUSES
+
 
 class RunMetadata(models.Model):
     """A pair of a run's metadata, for lists. With the columns of the run by which one index has a list's order."""
@@ -230,9 +231,6 @@ class RunEvent(models.Model):
     class Meta:
         ordering = ["run", "index"]
         constraints = [models.UniqueConstraint(fields=["run", "index"], name="event_once_per_index")]
-
-    def __str__(self) -> str:
-        return f"{self.type} {self.index} of {self.run_id}"
 
 
 class ClientRun(models.Model):
