@@ -16,19 +16,8 @@ from runs.engine.requests import Exhausted
 from runs.engine.session import Session
 from runs.errors import CallError
 from runs.llm.base import ToolCall
-from runs.models import FINAL_INVOCATION_STATUSES, InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
-from runs.tools.base import (
-    ASK_USER,
-    BUILTIN,
-    CLIENT,
-    MCP,
-    Outcome,
-    Parked,
-    ToolContext,
-    ToolDefinition,
-    ToolFailure,
-    ToolResult,
-)
+from runs.models import InvocationStatus, Run, Tool, ToolInvocation, WaitpointKind
+from runs.tools.base import ASK_USER, BUILTIN, CLIENT, MCP, Outcome, Parked, ToolDefinition, ToolFailure, ToolResult
 from runs.tools.dispatch import TYPES, call_tool
 from runs.tools.http import callback_url
 from runs.tools.questions import Dialogue
@@ -203,7 +192,7 @@ async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation])
     for call in work:
         if call.status != InvocationStatus.DISPATCHING:
             held.give_back(call.id)
-    left = [call for call in work if call.status not in FINAL_INVOCATION_STATUSES and not call.awaiting]
+    left = [call for call in work if call.is_open and not call.awaiting]
     made = [_make(session, call, held) for call in left]
     # All calls end before the first failure is raised: an outcome of a call that was made must be recorded.
     for outcome in await asyncio.gather(*made, return_exceptions=True):
@@ -268,18 +257,13 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
     session.uncertain.add(call.id)
     names = Run.objects.values_list("user__username", flat=True)
     signs = bool(tool.signing_secret) and not tool.unsigned_callbacks
-    context = ToolContext(
-        invocation_id=call.id,
-        run_id=session.run.id,
-        chat_id=session.run.chat_id,
-        user_id=session.run.user_id,
+    context = session.process.tool_context(
+        session.run,
+        call,
         user_name=await session.db(lambda run: names.get(pk=run.pk)) if TYPES[tool.node_type].needs_url else "",
         timeout_seconds=max(0.1, session.remaining_seconds()),
-        threads=session.process.tool_threads,
-        file_threads=session.process.file_threads,
         callback_url=callback_url(call.id, signed=signs) if call.park_seconds else "",
         park_until=lifecycle.latest_end(call) if call.park_seconds else None,
-        remote_task=call.remote_task,
     )
     # Whether the call may be parked was decided when the model made it.
     return await call_tool(replace(tool, park_seconds=call.park_seconds), call.input, context)

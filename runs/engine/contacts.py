@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from runs import catalogue, lifecycle
 from runs.engine.process import Process
-from runs.models import FINAL_INVOCATION_STATUSES, ToolInvocation
-from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, clean_result
+from runs.models import ToolInvocation
+from runs.tools.base import Parked, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import type_of
 from runs.tools.files import store_images
 
@@ -98,34 +98,25 @@ class Contacts:
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
     """Contact the tool's server of a call of ``take_contacts``. If the tool is deleted, an open call stays due."""
-    user, is_open = call.run.user, call.status not in FINAL_INVOCATION_STATUSES
+    user, reason = call.run.user, "" if call.is_open else call.end_reason
     kind = None if tool is None else type_of(tool)
     answer: ToolResult | ToolFailure | Parked | None = None
     if tool is not None and kind is not None and kind.contact is not None:
-        context = ToolContext(
-            invocation_id=call.id,
-            run_id=call.run_id,
-            chat_id=call.run.chat_id,
-            user_id=user.pk,
-            user_name=user.get_username(),
-            timeout_seconds=0.0,  # each type has its own time limit for such requests
-            threads=process.tool_threads,
-            file_threads=process.file_threads,
-            remote_task=call.remote_task,
-            end_reason="" if is_open else call.end_reason,
-        )
+        name = user.get_username()
+        # Each type has its own time limit for such requests.
+        context = process.tool_context(call.run, call, user_name=name, timeout_seconds=0.0, end_reason=reason)
         try:
             answer = await kind.contact(tool, context)
             if isinstance(answer, ToolResult):
                 answer = clean_result(await store_images(context, answer))
         except ToolFailure as failure:
-            if not is_open:
+            if not call.is_open:
                 logger.warning("%s was not told of the end of %s: %s", call.name, call.id, failure.message)
                 return
             answer = failure
-    elif is_open:
+    elif call.is_open:
         return
-    if not is_open or answer is None:
+    if not call.is_open or answer is None:
         await process.db_for(user.pk, lifecycle.end_contact, call)
     elif isinstance(answer, Parked):
         await process.db_for(user.pk, lifecycle.contact_again, call, answer)

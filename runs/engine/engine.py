@@ -139,8 +139,8 @@ class Engine:
         except Exception:
             logger.exception("run %s could not be executed; it may be taken over", run_id)
         finally:
-            for gathered in (self.process.unwritten, self.process.begun):
-                gathered.remove(run_id)
+            self.process.unwritten.pop(run_id, None)
+            self.process.begun.pop(run_id, None)
             ended = self.sessions.pop(run_id, None)
             self.tasks.pop(run_id, None)
             if run_id in self.offered_again:

@@ -151,9 +151,6 @@ class Heartbeat(threading.Thread):
                 logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
             return len(released)
 
-        def repair() -> int:
-            return lifecycle.repair(self._step_seconds)
-
         def offer_due_runs() -> int:
             offered = 0
             for find in (lifecycle.take_due_runs, self._wakeable_runs):
@@ -163,7 +160,9 @@ class Heartbeat(threading.Thread):
                     offered += 1
             return offered
 
-        jobs.stages("sweep-runs", release_unexecuted, repair, offer_due_runs)
+        jobs.stages("sweep-runs", release_unexecuted)
+        lifecycle.repair(self._step_seconds)
+        jobs.stages("sweep-runs", offer_due_runs)
 
     def _wakeable_runs(self, limit: int) -> list[str]:
         found, self.after_user = lifecycle.wakeable_runs(limit, self.after_user)

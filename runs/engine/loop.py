@@ -170,7 +170,7 @@ async def try_turn(session: Session) -> None:
 
 async def _chain(session: Session) -> list[ModelDefinition]:
     """The models that the run may ask, in order, as the catalogue has them now."""
-    names = session.requested_model, session.run.resolved_model
+    names = catalogue.requested_model(session.run, session.agent), session.run.resolved_model
     chain = catalogue.remembered().chain(*names)
     if not chain:
         chain = await session.process.db_for(session.run.user_id, catalogue.find_models, *names)

@@ -22,7 +22,8 @@ from runs import catalogue, metrics
 from runs.catalogue.providers import Server
 from runs.llm import limits
 from runs.llm.limits import Demand
-from runs.models import Run
+from runs.models import Run, ToolInvocation
+from runs.tools.base import ToolContext
 
 logger = logging.getLogger(__name__)
 
@@ -87,24 +88,22 @@ class CreditLine:
             line[0][1].set()
 
 
-class Gathered:
+class Gathered(dict[str, Any]):
     """The sessions whose text a flush writes next, by run. ``added`` is set while there are any."""
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Any] = {}
+        super().__init__()
         self.added = asyncio.Event()
 
     def add(self, run_id: str, session: Any) -> None:
-        self.sessions[run_id] = session
+        self[run_id] = session
         self.added.set()
 
     def take(self) -> list[Any]:
-        taken, self.sessions = list(self.sessions.values()), {}
+        taken = list(self.values())
+        self.clear()
         self.added.clear()
         return taken
-
-    def remove(self, run_id: str) -> None:
-        self.sessions.pop(run_id, None)
 
 
 @dataclass(slots=True)
@@ -271,6 +270,18 @@ class Process:
                 for other in asked:
                     self.wanted.pop(other).set_result(found.get(other))
         return answer.result()
+
+    def tool_context(self, run: Run, call: ToolInvocation, **own: Any) -> ToolContext:
+        return ToolContext(
+            invocation_id=call.id,
+            run_id=run.id,
+            chat_id=run.chat_id,
+            user_id=run.user_id,
+            threads=self.tool_threads,
+            file_threads=self.file_threads,
+            remote_task=call.remote_task,
+            **own,
+        )
 
     async def db(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a database step of the process itself."""

@@ -242,10 +242,6 @@ class Session:
         return {report.digest: report.tokens for report in (*self.history.reports, *own) if report.digest}
 
     @property
-    def requested_model(self) -> str | None:
-        return catalogue.requested_model(self.run, self.agent)
-
-    @property
     def instructions(self) -> str:
         """The system prompt: the same text at every turn."""
         given = settings.MODEL_SYSTEM_PROMPT if self.agent is None else self.agent.instructions

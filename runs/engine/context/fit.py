@@ -18,7 +18,6 @@ from runs.engine.context.plan import (
     Plan,
     Step,
     is_for_run,
-    is_fresh,
     next_index,
     output_limit,
     plan_of,
@@ -115,8 +114,8 @@ def _refusals(session: Session, model: ModelDefinition, compaction: int = 0) -> 
 def _next_step(session: Session, plan: Plan) -> Step | None:
     refusals, newest = _refusals(session, plan.model), session.history.compaction
     if refusals:
-        failed = len(session.journal.failed())
-        if not is_fresh(session) or newest is None or newest.failed_attempts < failed:
+        now = session.run.id, len(session.journal.turns) + 1, len(session.journal.failed())
+        if newest is None or (newest.run_id, newest.turn_index, newest.failed_attempts) != now:
             return (plan.next_step(plan.now // 2) if refusals == 1 else None) or plan.shortest()
     return plan.next_step()
 
@@ -202,7 +201,7 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
     chosen = settings.RUN_SUMMARY_MODEL
     if chosen and chosen not in known.models:
         logger.warning("RUN_SUMMARY_MODEL is not an enabled model: %s summarises", own.name)
-    chain = known.chain(session.requested_model, session.run.resolved_model)
+    chain = known.chain(catalogue.requested_model(session.run, session.agent), session.run.resolved_model)
     names = dict.fromkeys([chosen, own.name, *(model.name for model in chain)])
     return [_without_format(known.models[name]) for name in names if name in known.models]
 

@@ -226,12 +226,6 @@ def next_index(session: Session) -> int:
     return newest.index + 1 if newest is not None and newest.run_id == session.run.id else 1
 
 
-def is_fresh(session: Session) -> bool:
-    """Whether the transcript was shortened since the last turn, so that the next request begins differently."""
-    newest, turn_index = session.history.compaction, len(session.journal.turns) + 1
-    return newest is not None and (newest.run_id, newest.turn_index) == (session.run.id, turn_index)
-
-
 def is_for_run(session: Session) -> bool:
     """Whether the newest compaction counts for this run only. Then later compactions do so, too, and make no summary,
     because the transcript lacks runs that later runs of the chat must have.
