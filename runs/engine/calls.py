@@ -85,13 +85,9 @@ def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, An
     when = None if tool is None or tool.node_type == CLIENT else tool.approval
     is_over = when == Tool.Approval.THRESHOLD and call.credit_estimate > threshold
     if (is_over or when == Tool.Approval.ALWAYS) and not _is_approved(session, call):
-        return WaitpointKind.CREDIT_APPROVAL, {
-            "toolName": call.name,
-            "estimatedMicro": call.credit_estimate,
-            "thresholdMicro": threshold,
-            "toolInvocationId": call.id,
-            "input": call.input,
-        }
+        payload = {"toolName": call.name, "toolInvocationId": call.id, "input": call.input}
+        amounts = {"estimatedMicro": call.credit_estimate, "thresholdMicro": threshold}
+        return WaitpointKind.CREDIT_APPROVAL, payload | amounts
     if call.name == ASK_USER and (call.id, WaitpointKind.CLARIFICATION) not in session.journal.answers:
         payload = {name: call.input[name] for name in ("question", "options") if name in call.input}
         return WaitpointKind.CLARIFICATION, payload

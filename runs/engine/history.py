@@ -70,17 +70,11 @@ class Journal:
 
 def read_journal(run: Run) -> Journal:
     turns = list(Turn.objects.filter(run=run).order_by("index"))
+    calls = list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index"))
+    answered = Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED, invocation__isnull=False)
+    answers = {(str(waitpoint.invocation_id), waitpoint.kind): waitpoint for waitpoint in answered}
     attempts = ModelAttempt.objects.filter(run=run, turn_index=len(turns) + 1).order_by("compaction", "number")
-    return Journal(
-        turns=turns,
-        calls=list(ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")),
-        answers={
-            (waitpoint.invocation_id, waitpoint.kind): waitpoint
-            for waitpoint in Waitpoint.objects.filter(run=run, status=WaitpointStatus.COMPLETED)
-            if waitpoint.invocation_id is not None
-        },
-        attempts=list(attempts),
-    )
+    return Journal(turns, calls, answers, list(attempts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +203,8 @@ def load(run: Run, context_tokens: int) -> History:
     parts, reports = _load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
     message = UserMessage(content, _files([run.user_message_id])[run.user_message_id] if has_files else ())
     sizes = {row[0]: row[3] + row[4] for row in earlier}
-    return History(
-        message,
-        tuple(replace(part, full_size=sizes[part.run_id]) for part in parts),
-        tuple(reversed(older)),
-        cut,
-        compaction,
-        reports,
-    )
+    runs = tuple(replace(part, full_size=sizes[part.run_id]) for part in parts)
+    return History(message, runs, tuple(reversed(older)), cut, compaction, reports)
 
 
 def read_whole(run_ids: Sequence[str], result_chars: int) -> list[RunPart]:

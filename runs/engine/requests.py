@@ -287,13 +287,8 @@ def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int
 
 def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) -> lifecycle.Charge:
     """What the usage costs."""
-    price: dict[str, Any] = {
-        "model": model.name,
-        "inputTokens": usage.input_tokens,
-        "outputTokens": usage.output_tokens,
-        "in": model.price_in,
-        "out": model.price_out,
-    }
+    price: dict[str, Any] = {"model": model.name, "in": model.price_in, "out": model.price_out}
+    price |= {"inputTokens": usage.input_tokens, "outputTokens": usage.output_tokens}
     if usage.cached_tokens:
         price |= {"cachedInputTokens": usage.cached_tokens, "cachedIn": model.price_cached_in}
     if usage.cache_write_tokens:

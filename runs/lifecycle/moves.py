@@ -135,17 +135,9 @@ def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
     """Take the leases of ``runs``, which are running, locked and have lost their worker, with one UPDATE."""
     rows = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
     ran = [When(pk=run.pk, then=Value(stop_running(run)["ran_ms"])) for run in runs]
-    changed = rows.change(
-        _KEY,
-        worker_id=None,
-        running_since=None,
-        ran_ms=Case(*ran, output_field=models.BigIntegerField()),
-        lease_token=F("lease_token") + 1,
-        lease_losses=F("lease_losses") + 1,
-        due_at=due_at,
-        updated_at=clock.now(),
-    )
-    if changed != len(runs):
+    stopped = {"running_since": None, "ran_ms": Case(*ran, output_field=models.BigIntegerField())}
+    lost = {"worker_id": None, "lease_token": F("lease_token") + 1, "lease_losses": F("lease_losses") + 1}
+    if rows.change(_KEY, **stopped, **lost, due_at=due_at, updated_at=clock.now()) != len(runs):
         raise LeaseLost(runs[0].pk)
 
 
@@ -180,11 +172,8 @@ def lock_run(run_id: str, *, wait: bool = True) -> Run | None:
 def stop_running(run: Run) -> dict[str, Any]:
     """The changes by which a run gives up its lease; its running time so far is kept."""
     stretch = clock.now() - run.running_since if run.running_since else timedelta()
-    return {
-        "worker_id": None,
-        "running_since": None,
-        "ran_ms": run.ran_ms + max(0, int(stretch.total_seconds() * 1000)),
-    }
+    ran_ms = run.ran_ms + max(0, int(stretch.total_seconds() * 1000))
+    return {"worker_id": None, "running_since": None, "ran_ms": ran_ms}
 
 
 def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends: bool = False) -> list[RunEvent]:

@@ -31,6 +31,11 @@ from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, RunMeta
 logger = logging.getLogger(__name__)
 
 
+# The columns of a live run's place and work, as a run that failed or was cancelled has them.
+NOT_LIVE: dict[str, Any] = dict.fromkeys(("blocked", "throttled", "parked", "unrecorded_text"), False)
+NOT_LIVE |= {"awaiting": None, "due_at": None}
+
+
 class ChatChanged(Exception):
     """The chat has changed since it was read; nothing was written."""
 
@@ -92,14 +97,8 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if run is None:
         return None
     now = clock.after(run.created_at)
-    changes: dict[str, Any] = {
-        "worker_id": worker_id,
-        "lease_token": run.lease_token + 1,
-        "running_since": now,
-        "due_at": None,
-        "throttled": False,
-        "parked": False,
-    }
+    changes: dict[str, Any] = {"worker_id": worker_id, "lease_token": run.lease_token + 1, "running_since": now}
+    changes |= {"due_at": None, "throttled": False, "parked": False}
     if run.worker_id is not None:
         changes["ran_ms"] = stop_running(run)["ran_ms"]
     happened: list[StreamEvent] = []
@@ -138,9 +137,8 @@ def record_turn(
     """
     call_transitions.fence_to_dispatch(run, ready)
     spending.charge(charge)
-    happened = text_events(delta) + [
-        events.tool_completed(call) for call in calls if call.status == InvocationStatus.FAILED
-    ]
+    rejected = [call for call in calls if call.status == InvocationStatus.FAILED]
+    happened = text_events(delta) + [events.tool_completed(call) for call in rejected]
     moved: dict[str, ToolInvocation] = {}
     for call, to, changes in call_transitions.dispatch(run, ready):
         moved[call.id] = changed(call, status=to or call.status, **changes)
@@ -297,18 +295,8 @@ def finish(
         write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
     happened.append(events.run_status(run, to, code, message))
-    changes |= stop_running(run) | {
-        "blocked": False,
-        "throttled": False,
-        "parked": False,
-        "awaiting": None,
-        "unrecorded_text": False,
-        "finished_at": clock.now(),
-        "error_code": code,
-        "error_message": message,
-        "failure_reason": reason,
-        "due_at": None,
-    }
+    changes |= stop_running(run) | NOT_LIVE | {"finished_at": clock.now()}
+    changes |= {"error_code": code, "error_message": message, "failure_reason": reason}
     if to == RunStatus.FAILED:
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)

@@ -186,12 +186,9 @@ def spendable(run: Run, least: int) -> int | None:
     calls = ToolInvocation.objects.filter(run__in=others.values("pk"), status=InvocationStatus.DISPATCHING)
     stay = calls.filter(Q(awaiting__isnull=False) | Q(node_type=MCP, remote_task__contains=ASKS)).values("pk")
     # One statement, because all values must belong to the same moment.
-    account = Account.objects.filter(pk=run.user_id).annotate(
-        free=F("balance") - F("held"),
-        at_work=sums.held_by(others.values("pk"), without_calls=stay),
-        is_behind=Exists(waiting),
-    )
-    free, held, is_behind = account.values_list("free", "at_work", "is_behind").get()
+    held_at_work = sums.held_by(others.values("pk"), without_calls=stay)
+    account = Account.objects.filter(pk=run.user_id)
+    free, held, is_behind = account.values_list(F("balance") - F("held"), held_at_work, Exists(waiting)).get()
     return free if free + held < least or (free >= least and not is_behind) else None
 
 

@@ -111,9 +111,8 @@ def unrecorded_text(run: Run) -> str:
 def streamed_text(run: Run) -> str:
     """The message's text in the stream: the deltas since the last reset."""
     parts: list[str] = []
-    rows = RunEvent.objects.filter(run=run, type__in=[StreamType.MESSAGE_DELTA, StreamType.MESSAGE_RESET]).order_by(
-        "index"
-    )
+    kinds = [StreamType.MESSAGE_DELTA, StreamType.MESSAGE_RESET]
+    rows = RunEvent.objects.filter(run=run, type__in=kinds).order_by("index")
     for kind, data in rows.values_list("type", "data"):
         if kind == StreamType.MESSAGE_RESET:
             parts.clear()

@@ -35,6 +35,9 @@ LIVE_RUN_STATUSES = [status for status in RunStatus if not status.final]
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
+# The order of a user's runs in lists.
+AGE = ("created_at", "id")
+
 CLIENT_MESSAGE_ID_MAX_CHARS = 128
 METADATA_PAIRS_MAX = 16
 METADATA_KEY_MAX_CHARS = 64
@@ -146,23 +149,12 @@ class Run(ProtectedModel):
         ]
         indexes = [
             # With ``replaced_by``, so that a list without replaced runs need not read their rows.
-            models.Index("chat", "created_at", "id", "replaced_by", name="run_by_chat"),
-            models.Index("user", "created_at", "id", "replaced_by", name="run_by_user"),
-            models.Index("user", "status", "created_at", "id", name="run_by_user_status"),
-            models.Index(
-                "user", MODEL_OF_RUN, "created_at", "id", condition=HAS_MODEL_OF_RUN, name="run_by_user_model"
-            ),
-            models.Index(
-                "user",
-                "agent_name",
-                "created_at",
-                "id",
-                condition=Q(agent_name__isnull=False),
-                name="run_by_user_agent",
-            ),
-            models.Index(
-                "user", "agent", "created_at", "id", condition=Q(agent__isnull=False), name="run_by_user_agent_version"
-            ),
+            models.Index("chat", *AGE, "replaced_by", name="run_by_chat"),
+            models.Index("user", *AGE, "replaced_by", name="run_by_user"),
+            models.Index("user", "status", *AGE, name="run_by_user_status"),
+            models.Index("user", MODEL_OF_RUN, *AGE, condition=HAS_MODEL_OF_RUN, name="run_by_user_model"),
+            models.Index("user", "agent_name", *AGE, condition=Q(agent_name__isnull=False), name="run_by_user_agent"),
+            models.Index("user", "agent", *AGE, condition=Q(agent__isnull=False), name="run_by_user_agent_version"),
             models.Index("agent", "id", condition=Q(agent__isnull=False), name="run_by_agent_version"),
             # For the lists of the admin, and the oldest run in a status: ids are in the order of creation.
             models.Index("status", "id", name="run_by_status"),
@@ -175,13 +167,9 @@ class Run(ProtectedModel):
                 name="run_to_take_over",
             ),
             models.Index("id", condition=Q(parked=True), name="run_parked"),
-            models.Index("user", "created_at", "id", condition=Q(throttled=True), name="run_throttled"),
-            models.Index(
-                "user", "awaiting", "created_at", "id", condition=Q(awaiting__isnull=False), name="run_by_user_awaiting"
-            ),
-            models.Index(
-                "user", "created_at", "id", condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"
-            ),
+            models.Index("user", *AGE, condition=Q(throttled=True), name="run_throttled"),
+            models.Index("user", "awaiting", *AGE, condition=Q(awaiting__isnull=False), name="run_by_user_awaiting"),
+            models.Index("user", *AGE, condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"),
             models.Index("chat", "created_at", condition=Q(blocked=True), name="run_in_line"),
             models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
             models.Index(

@@ -190,6 +190,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
     """The request for the run's next turn. Its output limit is lower than the model's if the window is too full."""
     model, history = plan.model, plan.history
     limit = output_limit(model)
+    lowest = min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
     return ModelRequest(
         model=model,
         messages=tuple(messages(plan.cut, history.runs, plan.run_id, history.message, plan.turns)),
@@ -197,9 +198,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
         run_id=session.run.id,
         chat_id=session.run.chat_id,
         turn_index=len(session.journal.turns) + 1,
-        max_output_tokens=max(
-            min(limit, model.context_tokens - plan.now), min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
-        ),
+        max_output_tokens=max(min(limit, model.context_tokens - plan.now), lowest),
         instructions=session.instructions,
         failed_attempts=len(session.journal.failed()),
     )
@@ -207,9 +206,8 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
 
 def _tools(session: Session) -> tuple[ToolSpec, ...]:
     """The tools that the model may call: the run's own, and last the tool for its output."""
-    tools = [
-        ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in sorted(session.tools().items())
-    ]
+    offered = sorted(session.tools().items())
+    tools = [ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in offered]
     if session.output_schema is not None:
         tools.append(ToolSpec(OUTPUT_TOOL, OUTPUT_DESCRIPTION, dict(session.output_schema)))
     return tuple(tools)
