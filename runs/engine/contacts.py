@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 CONTACTS_MAX = 512
 CONTACTS_PER_SERVER = 32
 CONTACTS_PER_USER = 16
-# Between two looks for calls that are due.
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # between two looks for calls that are due
 
 
 class Contacts:

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 # The time to hand runs over after the grace time. Both together are under 30 s, after which platforms kill.
 CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
-# After these interruptions, the run's task makes further steps.
-RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)
+RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)  # after these interruptions, the run's task makes further steps
 # How long a thread that computes for a tool can keep the interpreter from the event loop (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 

@@ -22,8 +22,7 @@ from runs.llm.base import AttachedFile, UserMessage
 from runs.models import Compaction, ModelAttempt, Run, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from runs.tools import base
 
-# Most earlier runs of the chat that the model receives.
-RUN_HISTORY_RUNS = 50
+RUN_HISTORY_RUNS = 50  # most earlier runs of the chat that the model receives
 
 # English has about four bytes for each token. With five, more text is read than a window usually holds.
 WINDOW_BYTES_PER_TOKEN = 5
@@ -41,7 +40,6 @@ class Journal:
 
     @property
     def text(self) -> str:
-        """The message's content as recorded."""
         return join_text(turn.text for turn in self.turns)
 
     @property
@@ -188,7 +186,9 @@ def load(run: Run, context_tokens: int) -> History:
     rest = 0
     if cut.notes_run_id in ids:
         noted.update(ids[ids.index(cut.notes_run_id) :])
-        rest = _results_after(cut)
+        # About the bytes of the results that have no note, in the run in which the notes end.
+        calls = ToolInvocation.objects.filter(run=cut.notes_run_id, turn_index__gt=cut.notes_turn)
+        rest = calls.aggregate(size=Sum(Length("result"), default=0))["size"]
     room = context_tokens * WINDOW_BYTES_PER_TOKEN - own_size
     loaded: list[str] = []
     older: list[Older] = []
@@ -222,12 +222,6 @@ def _sql(statement: str) -> str:
         result=size.format("call.result"),
         note=NOTE_CHARS,
     )
-
-
-def _results_after(cut: Cut) -> int:
-    """About the bytes of the results that have no note, in the run in which the notes end."""
-    calls = ToolInvocation.objects.filter(run=cut.notes_run_id, turn_index__gt=cut.notes_turn)
-    return int(calls.aggregate(size=Sum(Length("result"), default=0))["size"])
 
 
 def _load_parts(

@@ -31,6 +31,7 @@ from runs.engine.context.plan import Plan, request_of
 from runs.engine.requests import Answer, Exhausted, RunFailed, ask, failed_request, with_files
 from runs.engine.session import Interruption, Session
 from runs.errors import FailureReason, RunError
+from runs.events import join_text
 from runs.llm.base import ModelError, ToolCall
 from runs.models import OUTPUT_TOOL, RunStatus, Turn
 from runs.tools.base import BUILTIN, ToolDefinition, ToolFailure
@@ -40,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 # The most answers of the model that may miss an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
 OUTPUT_ATTEMPTS = 3
-# The most tool calls of a run.
-RUN_CALLS_MAX = 1000
+RUN_CALLS_MAX = 1000  # the most tool calls of a run
 NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their results."
 
 
@@ -95,7 +95,6 @@ async def execute(session: Session) -> None:
 
 
 async def _steps(session: Session) -> None:
-    """Make steps until the run is no longer running here. Raises RunFailed."""
     try:
         async with asyncio.timeout(max(0.0, session.remaining_seconds())) as scope:
             while session.run.status == RunStatus.RUNNING and not session.run.parked:
@@ -235,7 +234,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     if not usage.estimated and requests.is_news(allowance, usage.input_tokens):
         await session.process.db(requests.learn_count, allowance, usage.input_tokens)
     lifecycle.crash_point("before_dispatch")
-    record, content = partial(session.step, stores_text=True), session.content()
+    record, content = partial(session.step, stores_text=True), join_text([session.journal.text, turn.text])
     if not tool_calls and (session.output_schema is None or output is not None):
         cut = allowance.limited_by if end.finish_reason == "length" else None
         await record(lifecycle.complete, turn, content=content, charge=charge, output=output, limited_by=cut)

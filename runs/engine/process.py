@@ -46,8 +46,7 @@ RENEWALS_PER_LEASE = 5
 GATHER_SECONDS = 0.005
 PAUSE_SECONDS = 1.0
 
-# The run's time of creation and its id.
-Age = tuple[datetime, str]
+Age = tuple[datetime, str]  # the run's time of creation and its id
 
 
 class CreditLine:

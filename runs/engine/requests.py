@@ -33,17 +33,13 @@ from runs.models import CountedBeginning, ModelAttempt, Run, ToolInvocation
 
 # Micro-credits: each of a turn's four amounts is rounded.
 ROUNDING = 4
-# Another run of the user can take the credits after they were looked up and before the hold.
-TRIES = 10
-# The most beginnings that a process remembers.
-KEPT = 10_000
-# A count is stored only if it is below this part of the known count.
-WORTH = 0.95
+TRIES = 10  # another run of the user can take the credits after they were looked up and before the hold
+KEPT = 10_000  # the most beginnings that a process remembers
+WORTH = 0.95  # a count is stored only if it is below this part of the known count
 
 LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError.BUDGET_EXCEEDED: "budget"}
 
-# The lowest count of a request by the digest of its beginning.
-_known: dict[str, int] = {}
+_known: dict[str, int] = {}  # the lowest count of a request by the digest of its beginning
 
 
 class RunFailed(Exception):
@@ -286,7 +282,6 @@ def _affordable(model: ModelDefinition, input_tokens: int, limit: int, most: int
 
 
 def charge_of(model: ModelDefinition, usage: Usage, hold: LedgerEntry | None) -> lifecycle.Charge:
-    """What the usage costs."""
     price: dict[str, Any] = {"model": model.name, "in": model.price_in, "out": model.price_out}
     price |= {"inputTokens": usage.input_tokens, "outputTokens": usage.output_tokens}
     if usage.cached_tokens:
@@ -329,7 +324,6 @@ def is_news(allowance: Allowance, tokens: int) -> bool:
 
 
 def learn_count(allowance: Allowance, tokens: int) -> None:
-    """Store the provider's count of a request."""
     digest = allowance.size.beginnings[0][0]
     CountedBeginning.objects.bulk_create([CountedBeginning(digest=digest, tokens=tokens)], ignore_conflicts=True)
     known = CountedBeginning.objects.filter(pk=digest)

@@ -24,23 +24,18 @@ from runs.engine import history
 from runs.engine.history import History, Journal, read_journal
 from runs.engine.process import Gathered, Process
 from runs.engine.transcript import TurnPart, turn_parts
-from runs.events import SEPARATOR, join_text
+from runs.events import SEPARATOR
 from runs.models import AgentVersion, InvocationStatus, ModelAttempt, Run, RunStatus, ToolInvocation
 from runs.tools.base import CLIENT, ToolDefinition
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The pause between two checks whether the heartbeat has renewed the lease.
-LEASE_WAIT_SECONDS = 0.05
-# The pause between two checks whether the process drains.
-DRAIN_LOOK_SECONDS = 0.5
-# Minimum time between two writes of streamed text; the first text of a turn does not wait for it.
-STREAM_FLUSH_SECONDS = 0.05
-# The pause after an error. ``Process.db`` itself waits while the database is not available.
-PAUSE_SECONDS = 1.0
-# First texts of turns that arrive within this time are written together. Short answers are often complete by then.
-FIRST_TEXT_SECONDS = 0.01
+LEASE_WAIT_SECONDS = 0.05  # the pause between two checks whether the heartbeat has renewed the lease
+DRAIN_LOOK_SECONDS = 0.5  # the pause between two checks whether the process drains
+STREAM_FLUSH_SECONDS = 0.05  # between two writes of streamed text; the first text of a turn does not wait for it
+FIRST_TEXT_SECONDS = 0.01  # first texts within this time are written together; short answers are often complete by then
+PAUSE_SECONDS = 1.0  # after an error; ``Process.db`` itself waits while the database is not available
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +71,6 @@ async def claim(process: Process, run_id: str) -> Claimed | None:
 
 
 def claim_and_load(run_id: str, worker_id: str) -> Claimed | None:
-    """None if the run may not be claimed."""
     run = lifecycle.claim(run_id, worker_id)
     # Nothing is recorded yet for a run that is claimed for the first time.
     return _load(run, read_journal(run) if run.lease_token > 1 else Journal()) if run else None
@@ -214,17 +208,12 @@ class Session:
         self.unwritten_text.append(text)
         self.process.unwritten.add(self.run.id, self)
 
-    def content(self) -> str:
-        """The message with the text of the present turn."""
-        return join_text([self.journal.text, "".join(self.turn_text)])
-
     def take_unwritten(self) -> str:
         text = "".join(self.unwritten_text)
         self.unwritten_text.clear()
         return text
 
     def put_back(self, text: str) -> None:
-        """Put back text that was taken and not written."""
         self.unwritten_text.insert(0, text)
         self.process.unwritten.add(self.run.id, self)
 

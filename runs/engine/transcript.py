@@ -14,15 +14,13 @@ from runs.models import OUTPUT_TOOL, Compaction, InvocationStatus, Turn
 from runs.tools import files
 from runs.tools.base import as_told
 
-# The assistant's text of a run without an answer, so that user and assistant take turns.
-NO_ANSWER = "(no answer)"
+NO_ANSWER = "(no answer)"  # the assistant's text of a run without an answer, so that user and assistant take turns
 # The note to the model after an answer as plain text, if the run has a schema for its output.
 NOT_A_CALL = f"[Give your answer as the input of a call of {OUTPUT_TOOL}.]"
 LEFT_OUT = "[The earlier part of this chat is not shown.]"
 SUMMARY = "[The earlier part of this chat is not shown. This is a summary of it.]"
 UNDERSTOOD = "Understood."
-# Results of at most this many characters are never replaced by a note.
-NOTE_CHARS = 200
+NOTE_CHARS = 200  # results of at most this many characters are never replaced by a note
 
 
 @dataclass(frozen=True, slots=True)

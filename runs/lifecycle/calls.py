@@ -19,8 +19,7 @@ from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_ca
 from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 
-# The task that contacts the servers of parked calls' tools.
-CONTACT = "runs.contact_tools"
+CONTACT = "runs.contact_tools"  # the task that contacts the servers of parked calls' tools
 # The columns of awaiting, as an ended call has them.
 NOT_AWAITING: dict[str, Any] = dict.fromkeys(("awaiting", "expires_at", "progress", "contact_at")) | {"remote_task": ""}
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."

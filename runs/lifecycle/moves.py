@@ -192,7 +192,6 @@ def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends:
 
 
 def _emit(writes: Writes, run: Run, happened: Sequence[StreamEvent]) -> None:
-    """Add the webhook events that report ``happened``."""
     about = {"run_id": run.id, "chat_id": run.chat_id, "request_id": run.request_id}
     for event, own in events.webhooks_of(happened):
         outbox.add(writes, run.user_id, event, extra=own, **about)
@@ -217,16 +216,10 @@ def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
 
 
 def _report_after_commit(before: Run, run: Run) -> None:
-    """Report a run's new status in the metrics and, at its end, in the log."""
     metrics.run_moved(before, run)
     if run.is_over:
-        transaction.on_commit(partial(_log_end, run), robust=True)
-
-
-def _log_end(run: Run) -> None:
-    """It has only ids, names of the catalogue and numbers."""
-    logger.info(
-        "run %s ended: %s, error %s, model %s, agent %s, %.3f s, %d turns, %d tool calls",
-        *(run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"),
-        *(run.ran_ms / 1000, run.turn_count, run.tool_invocation_count),
-    )
+        # Only ids, names of the catalogue and numbers.
+        text = "run %s ended: %s, error %s, model %s, agent %s, %.3f s, %d turns, %d tool calls"
+        names = run.pk, run.status, run.error_code or "-", run.resolved_model or "-", run.agent or "-"
+        numbers = run.ran_ms / 1000, run.turn_count, run.tool_invocation_count
+        transaction.on_commit(partial(logger.info, text, *names, *numbers), robust=True)

@@ -26,8 +26,7 @@ from runs.tools.questions import Dialogue
 
 # At most one progress report of a call is kept in this many seconds.
 PROGRESS_SECONDS = 1
-# Pauses between the attempts to tell a tool's server about the end of a call.
-TELL_AGAIN_SECONDS = (30, 60)
+TELL_AGAIN_SECONDS = (30, 60)  # pauses between the attempts to tell a tool's server about the end of a call
 # The longest time of a request about an open call; after it, another worker makes the request again.
 CONTACT_SECONDS = 60
 

@@ -300,14 +300,11 @@ def finish(
     if to == RunStatus.FAILED:
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
-        transaction.on_commit(functools.partial(_log_failure, run.pk, code, reason, attempt), robust=True)
+        # For staff: only names of this service and numbers. It quotes no text of users or providers.
+        text = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
+        request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
+        log = functools.partial(logger.warning, text, run.pk, code, reason or "-", *request)
+        transaction.on_commit(log, robust=True)
     run = move_run(run, to, happened, also=also, **changes)
     unblock(promoted)
     return Moved(run)
-
-
-def _log_failure(run_id: str, code: str | None, reason: str | None, attempt: ModelAttempt | None) -> None:
-    """One line for staff. It has only names of this service and numbers, and quotes no text of users or providers."""
-    request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
-    line = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
-    logger.warning(line, run_id, code, reason or "-", *request)

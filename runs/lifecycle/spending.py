@@ -155,7 +155,6 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
 
 
 def held_turn(run: Run, turn: int | str, request: int) -> LedgerEntry | None:
-    """The hold of a request, or None."""
     return LedgerEntry.objects.filter(cause=_cause(run, turn, request)).first()
 
 

@@ -27,14 +27,12 @@ from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStat
 
 JOB = "sweep-runs"
 BATCH = 500
-# Runs that are released in one transaction.
-RELEASE_BATCH = 100
+RELEASE_BATCH = 100  # runs that are released in one transaction
 
 # When this process began to look for late workers without a gap, and when it last looked, by ``clock.steady``.
 _watched = (0.0, float("-inf"))
 
-# When this process next looks for runs whose credits have come, by ``clock.steady``.
-_next_look = float("-inf")
+_next_look = float("-inf")  # when this process next looks for runs whose credits have come, by ``clock.steady``
 LOOK_PAUSE = 50
 LOOK_PAUSE_SECONDS = 10.0
 
@@ -133,7 +131,6 @@ def release_unexecuted(
 
 
 def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
-    """Returns the ids of the runs that were released."""
     return list(jobs.each_batch(JOB, run_ids, partial(release, rows), RELEASE_BATCH, seconds))
 
 
@@ -214,13 +211,11 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
 
 
 def expire_waitpoints(seconds: float = math.inf) -> int:
-    """Returns how many expired."""
     past = Waitpoint.objects.filter(status=WaitpointStatus.PENDING, expires_at__lte=clock.now())
     return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), waitpoints.expire_waitpoint, seconds))
 
 
 def expire_calls(seconds: float = math.inf) -> int:
-    """Returns how many calls that awaited their outcome expired."""
     past = ToolInvocation.objects.filter(awaiting__isnull=False, expires_at__lte=clock.now())
     return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), parking.expire_call, seconds))
 

@@ -66,7 +66,6 @@ def append_text(batch: Sequence[tuple[Run, str]]) -> dict[str, Run]:
 
 
 def _append_at_once(batch: Sequence[tuple[Run, str]]) -> set[str]:
-    """Returns the ids of the runs whose text was written."""
     runs, now = [run for run, _ in batch], clock.now()
     texts = [to_text(events.message_delta(text)[1]) for _, text in batch]
     known = [[getattr(run, name) for run in runs] for name in ("pk", *KNOWN)]
@@ -99,7 +98,6 @@ def text_events(delta: str) -> list[StreamEvent]:
 
 
 def recorded_text(run: Run) -> str:
-    """The message's text in the recorded turns."""
     return join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
 
 

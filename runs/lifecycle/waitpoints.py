@@ -24,8 +24,7 @@ from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation, Waitpo
 from runs.tools.base import ToolFailure
 from runs.tools.questions import Dialogue
 
-# The most runs of one user that are resumed in one call; the sweep resumes the others.
-RESUMED_AT_ONCE = 500
+RESUMED_AT_ONCE = 500  # the most runs of one user that are resumed in one call; the sweep resumes the others
 
 
 @transaction.atomic

@@ -3,7 +3,6 @@
 
 from runs.models.catalogue import (
     OUTPUT_TOOL,
-    PROVIDER_COST_MAX,
     RESERVED_TOOL_NAMES,
     Agent,
     AgentModel,

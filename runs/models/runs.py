@@ -35,8 +35,7 @@ LIVE_RUN_STATUSES = [status for status in RunStatus if not status.final]
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
-# The order of a user's runs in lists.
-AGE = ("created_at", "id")
+AGE = ("created_at", "id")  # the order of a user's runs in lists
 
 CLIENT_MESSAGE_ID_MAX_CHARS = 128
 METADATA_PAIRS_MAX = 16

@@ -57,19 +57,12 @@ REASONING_FACTOR = 4
 BYTES_PER_TOKEN = 2
 SMALLER = 4
 SMALLER_TIMES = 3
-# The most characters of each result that a summary reads, if the runs are longer than it can read.
-RESULT_CHARS = 2000
+RESULT_CHARS = 2000  # the most characters of each result that a summary reads, if the runs are longer than it can read
 TOO_LONG = FailureReason.CONTEXT_TOO_LONG
 # Failures that the same runs would cause again. After any other failure, a later run tries the summary again.
 SAME_AGAIN = {
-    TOO_LONG,
-    FailureReason.REQUEST_REFUSED,
-    FailureReason.CONTENT_FILTERED,
-    FailureReason.NO_TEXT,
-    FailureReason.OUTPUT_LIMIT,
-    FailureReason.ANSWER_TOO_LONG,
-    FailureReason.MODEL_FAILED,
-    FailureReason.TIME_OUT,
+    *(TOO_LONG, FailureReason.REQUEST_REFUSED, FailureReason.CONTENT_FILTERED, FailureReason.MODEL_FAILED),
+    *(FailureReason.NO_TEXT, FailureReason.OUTPUT_LIMIT, FailureReason.ANSWER_TOO_LONG, FailureReason.TIME_OUT),
 }
 
 

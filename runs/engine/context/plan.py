@@ -25,8 +25,7 @@ from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, CompactionKind
 
-# The most tokens of a summary; never more than an eighth of the model's room.
-RUN_SUMMARY_MAX_TOKENS = 2048
+RUN_SUMMARY_MAX_TOKENS = 2048  # the most tokens of a summary; never more than an eighth of the model's room
 
 # The description of OUTPUT_TOOL, by which the model gives the output of a run that has a schema for it.
 OUTPUT_DESCRIPTION = "Gives your answer: its input is the answer. Call it alone, when no other call is left to make."
@@ -175,14 +174,15 @@ class Plan:
 
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
-    """The plan of the run's next request to a model."""
+    own = map(history.report_of, reversed(session.journal.turns))
+    counted = (report for report in (*own, *session.history.reports) if report and report.origin == model.origin)
     return Plan(
         model=model,
         run_id=session.run.id,
         history=session.history,
         turns=session.parts(),
         fixed=fixed_bytes(session.instructions, _tools(session)),
-        report=_report(session, model.origin),
+        report=next(counted, None),  # the provider's last count, in this run or in an earlier one of the chat
     )
 
 
@@ -211,12 +211,6 @@ def _tools(session: Session) -> tuple[ToolSpec, ...]:
     if session.output_schema is not None:
         tools.append(ToolSpec(OUTPUT_TOOL, OUTPUT_DESCRIPTION, dict(session.output_schema)))
     return tuple(tools)
-
-
-def _report(session: Session, origin: str) -> Report | None:
-    """What the model's provider counted last, in this run or in an earlier one of the chat."""
-    own = (history.report_of(turn) for turn in reversed(session.journal.turns))
-    return next((report for report in (*own, *session.history.reports) if report and report.origin == origin), None)
 
 
 def next_index(session: Session) -> int:
