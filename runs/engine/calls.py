@@ -222,9 +222,7 @@ async def _make(session: Session, call: ToolInvocation, held: Held) -> None:
 
 
 async def _record(session: Session, call: ToolInvocation, outcome: Outcome | ToolFailure) -> None:
-    """Record the outcome of a call that was made. If the session is behind the database, read the run again and retry:
-    the reply to a commit was lost, or an outcome came without this worker.
-    """
+    """Record a call's outcome. If the session is behind (a lost reply, another outcome), read the run and retry."""
     recording: tuple[Any, ...] = lifecycle.record_call_result, call, outcome
     if isinstance(outcome, Parked):
         recording = lifecycle.park_call, call, outcome

@@ -1,6 +1,4 @@
-"""Requests to the servers of parked calls' tools: they ask for the outcome, or say that it is no longer wanted. A
-call's ``contact_at`` says when; the tool's type makes the request.
-"""
+"""Requests to the servers of parked calls' tools: they ask for the outcome, or say that it is no longer wanted."""
 
 import asyncio
 import contextlib

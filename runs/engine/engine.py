@@ -162,9 +162,7 @@ class Engine:
                 self.tasks[run_id].cancel()
 
     def _interrupt(self, session: Session) -> None:
-        """Make the session read its run again. A flush that waited for the database may have an old session of a run
-        that has been claimed again; such a session is ignored.
-        """
+        """Make the session read its run again; not an old session, which a flush can have after a new claim."""
         if self.sessions.get(session.run.id) is session:
             self._cancel([session.run.id], Interruption.BEHIND)
 

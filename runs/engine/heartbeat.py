@@ -1,6 +1,4 @@
-"""The heartbeat of a run worker, a thread: it registers the worker, renews the lease of all its runs at once, and looks
-for cancels and for work whose message was lost.
-"""
+"""The heartbeat of a run worker, a thread: it renews the lease of all its runs, and looks for cancels and lost work."""
 
 import logging
 import os

@@ -77,9 +77,7 @@ def read_journal(run: Run) -> Journal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The tokens that a provider counted for a request of ``size`` bytes, as ``runs.llm.measure`` counts bytes.
-    ``digest`` identifies the whole request.
-    """
+    """A provider's count for a request of ``size`` bytes (``runs.llm.measure``), which ``digest`` identifies."""
 
     origin: str
     tokens: int
@@ -97,15 +95,13 @@ class Older:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's own message and the chat before it, oldest first: the ``older`` runs are not loaded, ``runs`` are.
-    ``compaction`` is the chat's newest one.
-    """
+    """A run's own message and the chat before it, oldest first. Of ``older`` runs, only the sizes are loaded."""
 
     message: UserMessage
     runs: tuple[RunPart, ...] = ()
     older: tuple[Older, ...] = ()
     cut: Cut = field(default_factory=Cut)
-    compaction: Compaction | None = None
+    compaction: Compaction | None = None  # the newest one of the chat
     reports: tuple[Report, ...] = ()
 
     @property
@@ -227,9 +223,7 @@ def _sql(statement: str) -> str:
 def _load_parts(
     run_ids: Sequence[str], cut: Cut, noted: Iterable[str], result_chars: int
 ) -> tuple[list[RunPart], tuple[Report, ...]]:
-    """The runs in the given order, and what providers counted for their last requests. In the runs ``noted``, notes
-    stand for all results.
-    """
+    """The runs in this order, with notes for results in those ``noted``; and what providers counted last for them."""
     if not run_ids:
         return [], ()
     calls: dict[str, list[Any]] = {}

@@ -136,9 +136,7 @@ class ModelPlaces:
 
     @contextlib.asynccontextmanager
     async def hold(self, server: Server, user_id: int) -> AsyncIterator[bool]:
-        """Hold a place for one request. The wait has no time limit; a cancel ends it. Yields False, without a place, if
-        the process drains or the catalogue no longer has the provider.
-        """
+        """Hold a place for one request. Yields False, without one, if the process drains or the provider is gone."""
         provider = self.providers.get(server.name) or self._add(server)
         provider.server = server
         may_begin = await self._take(provider, user_id)

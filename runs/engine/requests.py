@@ -74,9 +74,7 @@ class Allowance(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """By the upper bound, credits or budget are not enough for the full output limit. The provider's own count of the
-    request, which ``digest`` identifies, can be lower.
-    """
+    """The upper bound is too high for credits or budget. The provider's own count (``digest``) can be lower."""
 
     digest: str
 
@@ -88,9 +86,7 @@ class Wait(NamedTuple):
 
 
 class Cut(Exception):
-    """The answer was cut within a call by an output limit that credits or budget set. ``needs``: the most that the
-    request can cost with the full limit, in micro-credits.
-    """
+    """Credits or budget cut the answer within a call. ``needs``: the most that it can cost with the full limit."""
 
     def __init__(self, needs: int) -> None:
         self.needs = needs

@@ -255,9 +255,7 @@ class Session:
         await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
     async def wait_until(self, due: datetime | None) -> bool:
-        """Wait until the next request to a model is due. The wait takes no thread, connection or place at the provider.
-        False if the process drains, so that the run is handed over.
-        """
+        """Wait, without a thread, connection or place, until the next request is due. False if the process drains."""
         while due is not None and (left := (due - clock.now()).total_seconds()) > 0:
             if self.process.draining:
                 return False

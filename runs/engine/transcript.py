@@ -61,9 +61,8 @@ class TurnPart:
     _sizes: dict[tuple[int | None, bool], int] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def messages(self, most: int | None, short: bool, used: set[str]) -> Iterator[Message]:
-        """``most``: see ``Result.message``. ``short``: with little text, no arguments and no reasoning. ``used``: the
-        ids of earlier calls. Some servers number calls from 1 in each conversation, others refuse an id that occurs
-        twice.
+        """``most``: see ``Result.message``. ``short``: with little text, no arguments, no reasoning. ``used``: ids of
+        earlier calls. Some servers number calls from 1 in each conversation, others refuse an id that occurs twice.
         """
         ids = [call.id if call.id not in used else result.key for call, result in self._pairs]
         used.update(ids)

@@ -144,9 +144,7 @@ def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:
-    """Close what an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, DISPATCHING ones → FAILED.
-    The servers of parked calls get the ``reason``.
-    """
+    """Close what an ending run leaves open: waitpoints → EXPIRED, PENDING calls → CANCELLED, other calls → FAILED."""
     happened = close_questions(run=run)
     for call in ToolInvocation.open_of(run):
         if call.status == InvocationStatus.PENDING:

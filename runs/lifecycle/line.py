@@ -58,9 +58,7 @@ def older_than(created_at: Any, run_id: Any) -> Q:
 
 
 def _to_claim(run_id: str) -> QuerySet[Run]:
-    """The run, locked, with ``running``, the number of its user's other running runs, and ``is_behind``, whether an
-    older run of the user is throttled.
-    """
+    """The run, locked; how many other runs of its user are ``running``; whether it ``is_behind`` a throttled one."""
     others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
     # The status is a literal: with a parameter, PostgreSQL may keep a plan for all values, which reads every run that
     # the user ever had.

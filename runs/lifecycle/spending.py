@@ -192,9 +192,7 @@ def spendable(run: Run, least: int) -> int | None:
 
 
 def wait_for_credits(run: Run, least: int) -> bool:
-    """Whether a step of the run's owner must wait (``spendable``). The run's row records it, so that younger runs let
-    this one go first. The owner asks again within WANTED_SECONDS.
-    """
+    """Whether the owner's step must wait (``spendable``). The run's row says it for WANTED_SECONDS, to younger runs."""
     waits = spendable(run, least) is None
     owned = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
     owned = owned if waits else owned.filter(credits_wanted_at__isnull=False)
@@ -236,8 +234,7 @@ def compaction_key(index: int) -> str:
 def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:
     """Settle all open holds of the locked run's requests to models, and those of its calls too if the run ``ends``.
     Returns the changes of the run's row: turns that ended early count in the run's usage. ``partial`` is what the open
-    request cost, if its owner knows it. Otherwise the cost follows from the request's streamed text; without text it is
-    0.
+    request cost, if its owner knows it. Otherwise its streamed text says the cost; without text it is 0.
     """
     early: Counter[str] = Counter()
     streamed = "" if partial else unrecorded_text(run)

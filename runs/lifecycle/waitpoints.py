@@ -29,9 +29,7 @@ RESUMED_AT_ONCE = 500  # the most runs of one user that are resumed in one call;
 
 @transaction.atomic
 def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any], question: int = 0) -> Moved:
-    """running → waiting: the lease is given up; no worker keeps anything for the run until the answer. ``question``
-    numbers the questions of the server of the call's tool.
-    """
+    """running → waiting: the lease is given up. ``question`` numbers the questions of the server of the call's tool."""
     asked = {"kind": kind, "invocation": call, "request_payload": payload, "question": question}
     return _open(run, settings.WAITPOINT_EXPIRY_SECONDS, **asked)
 
@@ -69,9 +67,7 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
 
 @transaction.atomic
 def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any) -> Waitpoint:
-    """PENDING → COMPLETED, and the run waiting → queued with ``changes``. Only the first answer in time changes
-    anything. Returns the waitpoint as it then is.
-    """
+    """PENDING → COMPLETED, and the run waiting → queued with ``changes``. Only the first answer in time counts."""
     run, waitpoint = _locked(waitpoint_id)
     return _answer(run, waitpoint, payload, **changes) if run is not None and _is_open(waitpoint) else waitpoint
 
@@ -195,8 +191,6 @@ def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
 
 
 def _locked(waitpoint_id: str, *, wait: bool = True) -> tuple[Run | None, Waitpoint]:
-    """A waitpoint is locked by locking its run, so it is read after the run is locked. With ``wait`` there is always a
-    run, because a waitpoint's row is deleted with the run's.
-    """
+    """The run, locked, and then the waitpoint. With ``wait`` there is always a run: both are deleted together."""
     run = lock_run(Waitpoint.objects.values_list("run_id", flat=True).get(pk=waitpoint_id), wait=wait)
     return run, Waitpoint.objects.select_related("invocation").get(pk=waitpoint_id)

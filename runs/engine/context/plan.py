@@ -66,9 +66,7 @@ def tokens_of(size: int, report: Report | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that shortens the transcript to ``cut``. A SUMMARY covers the runs up to ``cut.last_run_id``; its text is
-    not known yet, so ``cut`` has a text of the longest size.
-    """
+    """A step that shortens to ``cut``. The text of a SUMMARY is not known yet: ``cut`` has one of the longest size."""
 
     kind: CompactionKind
     cut: Cut
@@ -111,9 +109,7 @@ class Plan:
         return tokens_of(self.size(cut), self.report)
 
     def next_step(self, limit: int | None = None) -> Step | None:
-        """The next step that shortens the transcript; None if it fits. ``limit``: the most tokens of the request after
-        a refusal, which shows that the window is smaller than the catalogue says.
-        """
+        """The next step that shortens the transcript; None if it fits. ``limit``: the most tokens, after a refusal."""
         earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
         if len(earlier) > most:
             # Down to three quarters of the limit, so that not every request begins with another run.
