@@ -171,7 +171,7 @@ _RUNS = """
 def load(run: Run, context_tokens: int) -> History:
     """The run's message, and as much of the chat before it as a window of ``context_tokens`` can hold."""
     own = [run.pk] * 3
-    listed = read(_sql(_RUNS), [*own, run.chat_id, *own, RUN_HISTORY_RUNS + 2])
+    listed = read(_runs_sql(), [*own, run.chat_id, *own, RUN_HISTORY_RUNS + 2])
     (_, content, has_files, own_size, *_, newest), *earlier = listed
     compaction = Compaction.objects.get(pk=newest) if newest is not None else None
     cut = cut_of(compaction, run.pk) if compaction else Cut()
@@ -208,16 +208,11 @@ def read_whole(run_ids: Sequence[str], result_chars: int) -> list[RunPart]:
     return _load_parts(run_ids, Cut(), (), result_chars)[0]
 
 
-def _sql(statement: str) -> str:
-    size = _BYTES[connection.vendor]
-    return statement.format(
-        content=size.format("message.content"),
-        text=size.format("turn.text"),
-        tool_calls=size.format("CAST(turn.tool_calls AS text)"),
-        reasoning=size.format("CAST(turn.reasoning AS text)"),
-        result=size.format("call.result"),
-        note=NOTE_CHARS,
-    )
+def _runs_sql() -> str:
+    columns = {"content": "message.content", "text": "turn.text", "result": "call.result"}
+    columns |= {name: f"CAST(turn.{name} AS text)" for name in ("tool_calls", "reasoning")}
+    sizes = {name: _BYTES[connection.vendor].format(column) for name, column in columns.items()}
+    return _RUNS.format(note=NOTE_CHARS, **sizes)
 
 
 def _load_parts(

@@ -41,6 +41,9 @@ LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError
 
 _known: dict[str, int] = {}  # the lowest count of a request by the digest of its beginning
 
+# The turn's index or the key of a compaction, and the number of the request under the run's lease.
+Step = tuple[int | str, int]
+
 
 class RunFailed(Exception):
     """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for users;
@@ -196,19 +199,12 @@ def failed_request(
 
 
 def allow(
-    run: Run,
-    request: ModelRequest,
-    step: tuple[int | str, int],
-    counted: Mapping[str, int],
-    reserve: int = 0,
-    may_count: bool = False,
+    run: Run, request: ModelRequest, step: Step, counted: Mapping[str, int], reserve: int = 0, may_count: bool = False
 ) -> Allowance | Wait | Refusal | Unclear:
-    """Hold the most that the request can cost, with an output limit for which credits and budget are enough. ``step``:
-    the turn's index or the key of a compaction, and the number of the request under the run's lease. ``counted``: as in
-    ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this one. ``may_count``:
-    the provider can count the request's tokens.
-
-    Returns a Refusal if they are not enough for MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
+    """Hold the most that the request can cost, with an output limit for which credits and budget are enough.
+    ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this
+    one. ``may_count``: the provider can count the request's tokens. Returns a Refusal if they are not enough for
+    MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
     """
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
@@ -246,7 +242,7 @@ def allow(
     return Wait(least)
 
 
-def _held(run: Run, step: tuple[int | str, int], size: Size) -> Allowance | None:
+def _held(run: Run, step: Step, size: Size) -> Allowance | None:
     """The allowance of this step's own hold, if its commit's answer was lost: a second hold may not be affordable."""
     held = lifecycle.held_turn(run, *step)
     return _allowance(held, size) if held else None

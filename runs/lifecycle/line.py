@@ -14,6 +14,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
 from chats.models import Chat
+from config.database.protected import ProtectedQuerySet
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes, update
 from config.kernel import clock
@@ -33,9 +34,7 @@ def throttled_runs(user_id: int) -> QuerySet[Run]:
     return Run.objects.filter(user_id=user_id, throttled=True).order_by("created_at", "pk").only("pk")
 
 
-_next_throttled: CompiledQuery[Run] = CompiledQuery(
-    lambda user_id: throttled_runs(user_id).filter(due_at=None)[:1], int
-)
+_next_throttled = CompiledQuery[Run](lambda user_id: throttled_runs(user_id).filter(due_at=None)[:1], int)
 
 
 def nudge_next_throttled(user_id: int) -> None:
@@ -72,17 +71,13 @@ def _to_claim(run_id: str) -> QuerySet[Run]:
     )
 
 
-_locked_run: CompiledQuery[Run] = CompiledQuery(_to_claim, str)
-# Locks the row of the run's user, before the run's own.
-lock_user: CompiledQuery[Any] = CompiledQuery(
-    lambda run_id: (
-        get_user_model()
-        ._default_manager.select_for_update(no_key=True)
-        .filter(pk=Subquery(Run.objects.filter(pk=run_id).order_by().values("user_id")))
-        .only("pk")
-    ),
-    str,
-)
+def _user_to_lock(run_id: str) -> QuerySet[Any]:
+    users = get_user_model()._default_manager.select_for_update(no_key=True).only("pk")
+    return users.filter(pk=Subquery(Run.objects.filter(pk=run_id).order_by().values("user_id")))
+
+
+_locked_run = CompiledQuery[Run](_to_claim, str)
+lock_user = CompiledQuery[Any](_user_to_lock, str)  # locks the row of the run's user, before the run's own
 
 
 def lock_claimable(run_id: str, worker_id: str) -> Run | None:
@@ -109,14 +104,11 @@ def lock_claimable(run_id: str, worker_id: str) -> Run | None:
     return run
 
 
-_next_blocked: CompiledQuery[Run] = CompiledQuery(
-    lambda chat_id: (
-        Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
-        .order_by("created_at", "pk")
-        .only("pk")[:1]
-    ),
-    str,
-)
+def in_line(chat_id: str) -> ProtectedQuerySet[Run]:
+    return Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+
+
+_next_blocked = CompiledQuery[Run](lambda chat_id: in_line(chat_id).order_by("created_at", "pk").only("pk")[:1], str)
 
 
 def promote_next(run: Run) -> str | None:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=models.Model)
 _KEY = take_key(Run, ToolInvocation, Waitpoint)
+Calls = Sequence[ToolInvocation]
 
 
 class LeaseLost(Exception):
@@ -48,7 +49,7 @@ class Moved(NamedTuple):
     """The rows as they are after a transition: the run, the tool calls that it changed, and what it recorded."""
 
     run: Run
-    calls: Sequence[ToolInvocation] = ()
+    calls: Calls = ()
     turn: Turn | None = None
     attempt: ModelAttempt | None = None
 
@@ -111,7 +112,7 @@ def cancel_line(chat_id: str) -> None:
     """queued → cancelled, for all runs in line of a chat that the caller has locked, with one UPDATE and one INSERT.
     These runs have never executed, so they have no calls, waitpoints, holds or text to end.
     """
-    in_line = Run.objects.filter(chat_id=chat_id, status=RunStatus.QUEUED, blocked=True)
+    in_line = line.in_line(chat_id)
     runs, now, to = list(in_line.select_for_update(no_key=True).order_by("pk")), clock.now(), RunStatus.CANCELLED
     ended = {"status": to, "blocked": False, "cancel_requested_at": now, "finished_at": now, "due_at": None}
     if in_line.change(_KEY, last_stream_index=F("last_stream_index") + 1, updated_at=now, **ended) != len(runs):

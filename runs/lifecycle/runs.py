@@ -23,7 +23,7 @@ from runs.lifecycle import calls as call_transitions
 from runs.lifecycle import spending
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, leave_chat, lock_claimable, promote_next, unblock
-from runs.lifecycle.moves import LeaseLost, Moved, changed, fence, lock_run, move_run, new_events, stop_running
+from runs.lifecycle.moves import Calls, LeaseLost, Moved, changed, fence, lock_run, move_run, new_events, stop_running
 from runs.lifecycle.spending import Charge
 from runs.lifecycle.text import recorded_text, reset_events, streamed_text, text_events
 from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, RunMetadata, RunStatus, ToolInvocation, Turn
@@ -121,14 +121,7 @@ def claim(run_id: str, worker_id: str) -> Run | None:
 
 @transaction.atomic
 def record_turn(
-    run: Run,
-    turn: Turn,
-    calls: Sequence[ToolInvocation],
-    *,
-    content: str,
-    delta: str,
-    charge: Charge | None,
-    ready: Sequence[ToolInvocation] = (),
+    run: Run, turn: Turn, calls: Calls, *, content: str, delta: str, charge: Charge | None, ready: Calls = ()
 ) -> Moved:
     """Record a model's response that has tool calls: its text, its usage and its calls.
 

@@ -67,7 +67,7 @@ SAME_AGAIN = {
 
 
 async def fit(session: Session, model: ModelDefinition) -> Plan | None:
-    """The transcript of the next turn, shortened to fit; None if the process drains. Raises ModelError and RunFailed."""
+    """The transcript of the next turn, shortened to fit. None if the process drains. Raises ModelError, RunFailed."""
     if not _can_hold(session, model):
         detail = f"The message alone is too long for a window of {model.context_tokens} tokens."
         raise ModelError(FailureReason.CONTEXT_TOO_LONG, detail=detail)
