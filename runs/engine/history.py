@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 from django.db.models import Case, Exists, OuterRef, Q, Sum, Value, When
@@ -85,8 +85,7 @@ class Report:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Older:
+class Older(NamedTuple):
     """An earlier run that is not loaded, because the window could not hold it."""
 
     run_id: str
@@ -196,16 +195,11 @@ def load(run: Run, context_tokens: int) -> History:
         else:
             older.append(Older(run_id, size + results))
     loaded.reverse()
-    parts, reports = _load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
+    parts, reports = load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
     message = UserMessage(content, _files([run.user_message_id])[run.user_message_id] if has_files else ())
     sizes = {row[0]: row[3] + row[4] for row in earlier}
     runs = tuple(replace(part, full_size=sizes[part.run_id]) for part in parts)
     return History(message, runs, tuple(reversed(older)), cut, compaction, reports)
-
-
-def read_whole(run_ids: Sequence[str], result_chars: int) -> list[RunPart]:
-    """Runs with all their results, also those that have a note in the transcript; at most ``result_chars`` of each."""
-    return _load_parts(run_ids, Cut(), (), result_chars)[0]
 
 
 def _runs_sql() -> str:
@@ -215,7 +209,7 @@ def _runs_sql() -> str:
     return _RUNS.format(note=NOTE_CHARS, **sizes)
 
 
-def _load_parts(
+def load_parts(
     run_ids: Sequence[str], cut: Cut, noted: Iterable[str], result_chars: int
 ) -> tuple[list[RunPart], tuple[Report, ...]]:
     """The runs in this order, with notes for results in those ``noted``; and what providers counted last for them."""

@@ -228,15 +228,10 @@ def allow(
             return Unclear(size.beginnings[-1][0])
         if output_tokens < lowest:
             return _held(run, step, size) or refusal
-        price = {
-            "model": model.name,
-            "in": model.price_in,
-            "out": model.price_out,
-            "inputTokens": tokens,
-            "outputTokens": output_tokens,
-            "estimatedTokens": min(size.tokens, model.context_tokens),
-            "limitedBy": LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model",
-        }
+        limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
+        price: dict[str, Any] = {"model": model.name, "in": model.price_in, "out": model.price_out}
+        price |= {"inputTokens": tokens, "outputTokens": output_tokens, "limitedBy": limited_by}
+        price["estimatedTokens"] = min(size.tokens, model.context_tokens)
         with contextlib.suppress(ledger.InsufficientCredits):
             return _allowance(lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price), size)
     return Wait(least)

@@ -192,17 +192,10 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
         left = iter(results.get(turn.index, ()))
         pairs = [(call, _told(call) if "key" in call else next(left, None)) for call in turn.tool_calls]
         ended = [(call, result) for call, result in pairs if result is not None]
-        parts.append(
-            TurnPart(
-                turn.index,
-                turn.text,
-                tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended),
-                tuple(result for _, result in ended),
-                tuple(turn.reasoning),
-                turn.origin,
-                is_refused=not turn.tool_calls,
-            )
-        )
+        made = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended)
+        told, reasoning = tuple(result for _, result in ended), tuple(turn.reasoning)
+        is_refused = not turn.tool_calls
+        parts.append(TurnPart(turn.index, turn.text, made, told, reasoning, turn.origin, is_refused))
     return parts
 
 

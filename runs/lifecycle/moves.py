@@ -179,16 +179,11 @@ def stop_running(run: Run) -> dict[str, Any]:
 
 def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends: bool = False) -> list[RunEvent]:
     """The rows of ``happened``, after the events of ``run``'s stream. ``ends``: the last one is final."""
+    both: dict[str, Any] = {"run_id": run.pk, "created_at": at}
+    before, final = run.last_stream_index, len(happened) if ends else 0
     return [
-        RunEvent(
-            run_id=run.pk,
-            index=run.last_stream_index + offset,
-            type=kind,
-            data=to_text(data),
-            final=ends and offset == len(happened),
-            created_at=at,
-        )
-        for offset, (kind, data) in enumerate(happened, 1)
+        RunEvent(index=before + number, type=kind, data=to_text(data), final=number == final, **both)
+        for number, (kind, data) in enumerate(happened, 1)
     ]
 
 

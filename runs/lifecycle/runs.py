@@ -46,14 +46,8 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
     """
     now = run.created_at
     happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
-    run = changed(
-        run,
-        status=RunStatus.QUEUED,
-        blocked=chat.active_run_id is not None,
-        last_stream_index=len(happened),
-        updated_at=now,
-        due_at=now + NUDGE_GRACE,
-    )
+    place = {"blocked": chat.active_run_id is not None, "due_at": now + NUDGE_GRACE}
+    run = changed(run, status=RunStatus.QUEUED, last_stream_index=len(happened), updated_at=now, **place)
     writes = Writes()
     # Every change of a chat changes one of these fields.
     read = {"active_run_id": chat.active_run_id, "updated_at": chat.updated_at, "deleted_at": None}
@@ -62,7 +56,8 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
         changes["has_line"] = True
     writes.update(Chat, {"id": chat.pk} | ({} if locked else read), changes)
     writes.insert(run)
-    writes.insert(*RunMetadata.of(run))
+    of_run = {"run": run, "user_id": run.user_id, "created_at": now}
+    writes.insert(*(RunMetadata(key=key, value=value, **of_run) for key, value in run.metadata.items()))
     writes.insert(*happened)
     writes.include(also)
     if not writes.do():

@@ -37,15 +37,10 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
 @transaction.atomic
 def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
     """running → waiting: credits or budget do not suffice for the ``call``, or if None, for a request to a model."""
-    payload = {
-        "toolName": call.name if call else "model",
-        "estimatedMicro": refusal.needs,
-        "thresholdMicro": max(0, refusal.left),
-        "toolInvocationId": call.id if call else None,
-        "input": call.input if call else {},
-        "reason": refusal.code,
-        "topUpUrl": ledger.top_up_url(run.user.get_username()) if settings.TOP_UP_URL else None,
-    }
+    tool_name, call_id, given = (call.name, call.id, call.input) if call else ("model", None, {})
+    payload: dict[str, Any] = {"toolName": tool_name, "toolInvocationId": call_id, "input": given}
+    payload |= {"reason": refusal.code, "estimatedMicro": refusal.needs, "thresholdMicro": max(0, refusal.left)}
+    payload["topUpUrl"] = ledger.top_up_url(run.user.get_username()) if settings.TOP_UP_URL else None
     kind = WaitpointKind.CREDIT_APPROVAL
     moved = _open(run, settings.CREDITS_WAIT_SECONDS, kind=kind, request_payload=payload, needed=refusal.needs)
     if refusal.code == RunError.INSUFFICIENT_CREDITS:

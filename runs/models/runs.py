@@ -199,11 +199,6 @@ class RunMetadata(models.Model):
         constraints = [models.UniqueConstraint(fields=["run", "key"], name="run_metadata_once_per_key")]
         indexes = [models.Index("user", "key", "value", "created_at", "run", name="run_metadata_by_value")]
 
-    @classmethod
-    def of(cls, run: Run) -> "list[RunMetadata]":
-        columns = {"run": run, "user_id": run.user_id, "created_at": run.created_at}
-        return [cls(key=key, value=value, **columns) for key, value in run.metadata.items()]
-
 
 class RunEvent(models.Model):
     """An event of the run's stream, indexed from 1 without gaps. ``data`` is the JSON text that clients receive."""

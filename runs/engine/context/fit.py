@@ -28,7 +28,7 @@ from runs.engine.context.plan import (
 )
 from runs.engine.requests import Answer, Exhausted, ask, failed_request
 from runs.engine.session import Session
-from runs.engine.transcript import RunPart
+from runs.engine.transcript import Cut, RunPart
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, UserMessage
 from runs.models import CompactionKind, Run
@@ -170,19 +170,10 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
         charge = requests.charge_of(model, usage, hold)
-        await record(
-            session,
-            plan,
-            replace(step, cut=replace(step.cut, text=summary)),
-            asked_at,
-            charge,
-            model=model.name,
-            input_tokens=usage.input_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.output_tokens,
-            held=hold.amount if hold else 0,
-            cost=charge.charged,
-        )
+        step = replace(step, cut=replace(step.cut, text=summary))
+        columns = {name: getattr(usage, name) for name in ("input_tokens", "cached_tokens", "output_tokens")}
+        columns |= {"model": model.name, "held": hold.amount if hold else 0, "cost": charge.charged}
+        await record(session, plan, step, asked_at, charge, **columns)
         return True
 
 
@@ -234,7 +225,7 @@ def _reasoning_factor(model: ModelDefinition) -> int:
 
 def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most: int) -> str:
     """The runs, and the summary ``before`` them, in at most about ``most`` bytes: long texts are cut if necessary."""
-    runs = history.read_whole(run_ids, result_chars)
+    runs, _ = history.load_parts(run_ids, Cut(), (), result_chars)  # without notes in place of results
     head = f"{BEFORE}\n{before}\n\n" if before else ""
     text = ""
     for length in (None, *LENGTHS):

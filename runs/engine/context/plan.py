@@ -170,16 +170,11 @@ class Plan:
 
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
+    # The provider's last count, in this run or in an earlier one of the chat, comes first.
     own = map(history.report_of, reversed(session.journal.turns))
     counted = (report for report in (*own, *session.history.reports) if report and report.origin == model.origin)
-    return Plan(
-        model=model,
-        run_id=session.run.id,
-        history=session.history,
-        turns=session.parts(),
-        fixed=fixed_bytes(session.instructions, _tools(session)),
-        report=next(counted, None),  # the provider's last count, in this run or in an earlier one of the chat
-    )
+    fixed = fixed_bytes(session.instructions, _tools(session))
+    return Plan(model, session.run.id, session.history, session.parts(), fixed, next(counted, None))
 
 
 def request_of(session: Session, plan: Plan) -> ModelRequest:
