@@ -188,8 +188,7 @@ async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation])
     for call in work:
         if call.status != InvocationStatus.DISPATCHING:
             held.give_back(call.id)
-    left = [call for call in work if call.is_open and not call.awaiting]
-    made = [_make(session, call, held) for call in left]
+    made = [_make(session, call, held) for call in work if call.is_open and not call.awaiting]
     # All calls end before the first failure is raised: an outcome of a call that was made must be recorded.
     for outcome in await asyncio.gather(*made, return_exceptions=True):
         if isinstance(outcome, BaseException):

@@ -46,10 +46,9 @@ NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their
 
 
 async def execute(session: Session) -> None:
-    """Execute the run until it ends, waits, is handed over or belongs to another worker.
-
-    Raises CancelledError if another worker has the run or this process ends: then nothing more may be written. Any
-    other error comes from the transition that was to end the run.
+    """Execute the run until it ends, waits, is handed over or belongs to another worker. Raises CancelledError if
+    another worker has the run or this process ends: then nothing more may be written. Any other error comes from the
+    transition that was to end the run.
     """
     request_id.set(session.run.request_id or session.run.id)
     end: tuple[Any, ...] | None = None  # the transition that ends the run, with its arguments
@@ -157,14 +156,13 @@ async def try_turn(session: Session) -> None:
         else:
             await session.wait_for_credits(cut.needs)
         return
-    if isinstance(answer, requests.Wait):
+    if isinstance(answer, Answer):
+        lifecycle.crash_point("after_model")
+        await _record(session, model, plan, answer, started_at)
+    elif isinstance(answer, requests.Wait):
         await session.wait_for_credits(answer.least)
-        return
-    if not isinstance(answer, Answer):
+    else:
         session.too_dear[model.name] = answer  # perhaps a fallback is cheaper
-        return
-    lifecycle.crash_point("after_model")
-    await _record(session, model, plan, answer, started_at)
 
 
 async def _chain(session: Session) -> list[ModelDefinition]:
@@ -209,10 +207,8 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     """
     end, usage, allowance = given.end, given.end.usage, given.allowance
     read = partial(_read_output, session.output_schema, given.calls)
-    gives_output = any(call.name == OUTPUT_TOOL for call in given.calls)
-    recorded, tool_calls, output = (
-        await session.process.tool_threads.run(session.run.user_id, read) if gives_output else read()
-    )
+    threads, gives_output = session.process.tool_threads, any(call.name == OUTPUT_TOOL for call in given.calls)
+    recorded, tool_calls, output = await threads.run(session.run.user_id, read) if gives_output else read()
     charge = requests.charge_of(model, usage, allowance.hold)
     turn = Turn(
         run=session.run,

@@ -286,8 +286,6 @@ class Process:
 
     async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a database step of one user's run. Steps above the user's share of the threads wait in order."""
-        share = self.shares.get(user_id)
-        if share is None:
-            share = self.shares[user_id] = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
-        async with share:
+        places = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
+        async with self.shares.setdefault(user_id, places):
             return await self.db(step, *args, **kwargs)

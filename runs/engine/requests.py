@@ -177,9 +177,7 @@ def failed_request(
     """The row of a failed request and what follows it. ``again``: the same model at once, whatever the reason."""
     asked = [earlier.model for earlier in session.journal.failed(compaction)] + [model.name]
     names = [other.name for other in chain]
-    following, delay = model.name, 0.0
-    if not again:
-        following, delay = next_model(error, asked, names, session.remaining_seconds())
+    following, delay = (model.name, 0.0) if again else next_model(error, asked, names, session.remaining_seconds())
     now = clock.now()
     return ModelAttempt(
         run=session.run,
@@ -304,8 +302,7 @@ def _counted_before(size: Size) -> dict[str, int]:
 
 def is_news(allowance: Allowance, tokens: int) -> bool:
     """Whether to store the provider's count: it lowers later bounds, or shows that the known count is too low."""
-    beginnings = allowance.size.beginnings
-    if not beginnings:
+    if not (beginnings := allowance.size.beginnings):
         return False
     return _is_over(allowance, tokens) or tokens < WORTH * _known.get(beginnings[0][0], float("inf"))
 

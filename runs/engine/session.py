@@ -1,6 +1,5 @@
-"""One claimed run in memory, and the writes of its streamed text.
-
-A session's run and journal change only through ``step``, ``reload`` and the flush of its text, one at a time.
+"""One claimed run in memory, and the writes of its streamed text. A session's run and journal change only through
+``step``, ``reload`` and the flush of its text, one at a time.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ def _load(run: Run, recorded: Journal) -> Claimed:
 
 def reload(run: Run) -> Claimed | None:
     """The run as the database has it; None if this owner no longer has it."""
-    current = Run.objects.filter(
-        pk=run.pk, status=RunStatus.RUNNING, lease_token=run.lease_token, worker_id=run.worker_id
-    ).first()
+    owned = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
+    current = owned.filter(status=RunStatus.RUNNING).first()
     return _load(current, read_journal(current)) if current else None
 
 

@@ -1,7 +1,6 @@
-"""The state machine of runs, tool calls and waitpoints: the only writer of their statuses.
-
-The names below are the package's interface; other packages import no module of it. ``runs.py``, ``calls.py`` and
-``waitpoints.py`` have one function for each transition, ``moves.py`` has the guarded UPDATEs.
+"""The state machine of runs, tool calls and waitpoints: the only writer of their statuses. Other packages use only the
+names below. ``runs``, ``calls``, ``parking`` and ``waitpoints`` have one function for each transition; ``moves`` has
+the guarded UPDATEs.
 """
 # ruff: noqa: F401
 

@@ -1,6 +1,5 @@
-"""The order of runs: one run of a chat after another, and at most RUN_USER_LIMIT running runs of a user.
-
-This module writes a run's place (``blocked``, ``throttled``, ``due_at``) and its chat's active run; never a status.
+"""The order of runs: one run of a chat after another, and at most RUN_USER_LIMIT running runs of a user. This module
+writes a run's place (``blocked``, ``throttled``, ``due_at``) and its chat's active run; never a status.
 """
 
 from datetime import timedelta
@@ -140,7 +139,7 @@ def _idle(run: Run) -> dict[str, Any]:
 
 
 def unblock(run_id: str | None) -> None:
-    """The promoted run may be claimed. Call it after the other run has ended: one live run of a chat is not blocked."""
+    """The promoted run may be claimed. Call it after the other run's end: at most one run of a chat is not blocked."""
     if run_id is None:
         return
     now = clock.now()

@@ -79,14 +79,12 @@ def move_run(
     known, moved = as_known(run), changed(run, **changes)
     stream, reports, writes = new_events(run, happened, now, ends=moved.is_over), Writes(), Writes()
     _emit(reports, run, happened)
-    if before is not None:
-        writes.include(before)
+    writes.include(before or Writes())
     writes.update(Run, known, changes, _KEY)
     writes.guards = len(writes.statements)
     writes.insert(*stream)
     writes.include(reports)
-    if also is not None:
-        writes.include(also)
+    writes.include(also or Writes())
     if not writes.do():
         raise LeaseLost(run.pk)
     if happened:

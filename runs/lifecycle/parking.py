@@ -158,9 +158,6 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
     return run, ToolInvocation.objects.defer("input").get(pk=call.pk)
 
 
-# --- requests about parked calls to their tools' servers --------------------------------------------------------------
-
-
 def due_contacts(
     limit: int, of_a_user: int, tools: Collection[str], users: Collection[int]
 ) -> list[tuple[str, str, int, int]]:

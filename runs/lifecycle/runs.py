@@ -30,7 +30,6 @@ from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, RunMeta
 
 logger = logging.getLogger(__name__)
 
-
 # The columns of a live run's place and work, as a run that failed or was cancelled has them.
 NOT_LIVE: dict[str, Any] = dict.fromkeys(("blocked", "throttled", "parked", "unrecorded_text"), False)
 NOT_LIVE |= {"awaiting": None, "due_at": None}
@@ -190,8 +189,7 @@ def end_request(run: Run, attempt: ModelAttempt | None, recorded: str, partial: 
         if not attempt.compaction:
             happened.append(events.model_retrying(attempt))
             changes["model_retries"] = run.model_retries + 1
-    run = move_run(run, RunStatus.RUNNING, happened, also=also, **changes)
-    return Moved(run, attempt=attempt)
+    return Moved(move_run(run, RunStatus.RUNNING, happened, also=also, **changes), attempt=attempt)
 
 
 @transaction.atomic

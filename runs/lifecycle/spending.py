@@ -100,7 +100,7 @@ def refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate. False if the call or its run must wait for credits. Raises ToolFailure for too few."""
+    """Hold the call's estimate. False if call or run must wait for credits. Raises ToolFailure if they are too few."""
     first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
@@ -192,7 +192,7 @@ def spendable(run: Run, least: int) -> int | None:
 
 
 def wait_for_credits(run: Run, least: int) -> bool:
-    """Whether the owner's step must wait (``spendable``). The run's row says it for WANTED_SECONDS, to younger runs."""
+    """Whether the owner's step must wait (``spendable``); for WANTED_SECONDS, the run's row says so to younger runs."""
     waits = spendable(run, least) is None
     owned = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
     owned = owned if waits else owned.filter(credits_wanted_at__isnull=False)

@@ -102,8 +102,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
     # Searched at each call: the process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
-    for _ in jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds):
-        pass
+    list(jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds))
     return len(lost)
 
 
@@ -157,10 +156,9 @@ def settle_lost(run_id: str) -> None:
     """Charge the open turn of a released run that no worker has taken over, and release the rest of the turn's hold."""
     limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     rows = Run.objects.filter(pk=run_id, status=RunStatus.RUNNING, worker_id=None, parked=False)
-    if run := rows.select_for_update(no_key=True, skip_locked=True).first():
-        changes = spending.settle(run)
-        if changes:
-            move_run(run, RunStatus.RUNNING, (), **changes)
+    run = rows.select_for_update(no_key=True, skip_locked=True).first()
+    if run is not None and (changes := spending.settle(run)):
+        move_run(run, RunStatus.RUNNING, (), **changes)
 
 
 @transaction.atomic

@@ -36,7 +36,7 @@ def open_waitpoint(run: Run, call: ToolInvocation, kind: str, payload: dict[str,
 
 @transaction.atomic
 def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
-    """running → waiting: credits or budget do not suffice for the ``call``, or if None, for a request to a model."""
+    """running → waiting: credits or budget are not enough for the ``call``, or if None, for a request to a model."""
     tool_name, call_id, given = (call.name, call.id, call.input) if call else ("model", None, {})
     payload: dict[str, Any] = {"toolName": tool_name, "toolInvocationId": call_id, "input": given}
     payload |= {"reason": refusal.code, "estimatedMicro": refusal.needs, "thresholdMicro": max(0, refusal.left)}
@@ -179,9 +179,9 @@ def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
     run, waitpoint = _locked(waitpoint_id, wait=wait)
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
-    message = "Nobody answered in time."
     if not _answer_if_paid(run, waitpoint):
-        runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WAITPOINT_EXPIRED, message=message)
+        code, message = RunError.WAITPOINT_EXPIRED, "Nobody answered in time."
+        runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message)
     return True
 
 

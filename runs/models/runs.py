@@ -36,7 +36,6 @@ MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
 AGE = ("created_at", "id")  # the order of a user's runs in lists
-
 CLIENT_MESSAGE_ID_MAX_CHARS = 128
 METADATA_PAIRS_MAX = 16
 METADATA_KEY_MAX_CHARS = 64
