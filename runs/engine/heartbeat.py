@@ -19,14 +19,12 @@ from runs import catalogue, lifecycle
 from runs.engine.process import Process
 from runs.models import Run, RunStatus, Worker
 
-# Interval at which a worker looks for cancellation requests; at most a fifth of `RUN_LEASE_SECONDS`.
-RUN_CANCEL_POLL_SECONDS = 0.2
+RUN_CANCEL_POLL_SECONDS = 0.2  # between two looks for requests to cancel; at most a fifth of `RUN_LEASE_SECONDS`
 
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 5
-# The pause until the thread continues to release runs of lost workers, if one step was too short for all of them.
-CONTINUE_SECONDS = 0.01
+CONTINUE_SECONDS = 0.01  # the pause if one step was too short to release all runs of lost workers
 
 
 class Heartbeat(threading.Thread):

@@ -39,8 +39,7 @@ from runs.tools.schema import check_input, parse_arguments
 
 logger = logging.getLogger(__name__)
 
-# The most answers of the model that may miss an `outputSchema`; then the run fails with `OUTPUT_INVALID`.
-OUTPUT_ATTEMPTS = 3
+OUTPUT_ATTEMPTS = 3  # the most answers that may miss an `outputSchema`; then the run fails with `OUTPUT_INVALID`
 RUN_CALLS_MAX = 1000  # the most tool calls of a run
 NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their results."
 

@@ -20,8 +20,7 @@ from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
 from runs.models import Run, RunStatus
 
-# Number of lost workers after which a run fails with `WORKER_LOST`.
-RUN_LEASE_LOSSES_MAX = 5
+RUN_LEASE_LOSSES_MAX = 5  # lost workers after which a run fails with `WORKER_LOST`
 
 EXECUTE = "runs.execute_run"
 # Each start and each resume sends a nudge; the sweep waits this long before it sends another one.

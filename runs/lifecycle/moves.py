@@ -28,8 +28,7 @@ from runs.lifecycle.crash import crash_after_commit
 from runs.models import ModelAttempt, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from webhooks import outbox
 
-# Time for which a housekeeping job waits for a row that another transaction has locked (PostgreSQL).
-HOUSEKEEPING_LOCK_SECONDS = 0.2
+HOUSEKEEPING_LOCK_SECONDS = 0.2  # for which a housekeeping job waits for a locked row (PostgreSQL)
 
 # Fields of a run that a caller gives: they can be long, and parsing them takes time.
 WIDE = ("instructions", "client_tools", "output_schema")

@@ -50,8 +50,7 @@ LENGTHS = (8000, 2000, 500, 120)
 FORMATS = ("response_format", "text")
 LESS_EFFORT = "low"
 EFFORTS_BELOW = ("none", "minimal", LESS_EFFORT)
-# The output limit includes the reasoning, so it is this many times as high.
-REASONING_FACTOR = 4
+REASONING_FACTOR = 4  # of the output limit, which includes the reasoning
 # The most that a summary reads, in bytes for each token of its model's room: fewer than dense text has. After each
 # refusal as too long, it is divided by SMALLER.
 BYTES_PER_TOKEN = 2
