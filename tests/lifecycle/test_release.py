@@ -95,7 +95,8 @@ def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypat
         move_lost(runs, **options)
 
     monkeypatch.setattr(transitions, "move_lost", refuse)
-    monkeypatch.setattr(jobs.rows_failed, "inc", failed.append)
+    labels = jobs.rows_failed.labels
+    monkeypatch.setattr(jobs.rows_failed, "labels", lambda job: failed.append(job) or labels(job))
     lifecycle.reap_workers()
     assert batches == [lost, *[[run_id] for run_id in lost]]
     assert list(Run.objects.filter(worker_id=LOST).values_list("pk", "lease_losses")) == [(bad, 0)]
