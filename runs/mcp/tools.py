@@ -75,6 +75,11 @@ class InputSchema(AutoSchema):
             self.map_field_validators(field.child, schema["items"])
         return schema
 
+    def map_field_validators(self, field: Any, schema: dict[str, Any]) -> None:
+        super().map_field_validators(field, schema)
+        if "pattern" in schema:  # in the dialect of JSON Schema
+            schema["pattern"] = schema["pattern"].replace(r"\A", "^").replace(r"\z", "$")
+
 
 @dataclass(frozen=True)
 class McpTool:
