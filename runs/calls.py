@@ -25,7 +25,6 @@ from runs.tools.base import shown_result
 from runs.tools.schema import check_answer, one_check_of
 
 CLIENT_TOOLS_MAX = 32
-CLIENT_TOOL_NAME = "Use 1 to 64 letters, digits, _ and -."
 # Bytes of the data that answers a question with a schema.
 ANSWER_DATA_MAX_BYTES = 64 * 1024
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
@@ -108,18 +107,13 @@ def invocation_without_text(call: dict[str, Any]) -> dict[str, Any]:
 class ClientToolInput(CamelSerializer):
     name = StrictCharField(
         trim_whitespace=False,
-        validators=[RegexValidator(r"^[A-Za-z0-9_-]{1,64}$", CLIENT_TOOL_NAME)],
+        validators=[RegexValidator(r"\A[A-Za-z0-9_-]{1,64}\Z", "Use 1 to 64 letters, digits, _ and -.")],
         help_text="The name, which no tool of the catalogue has.",
     )
     description = StrictCharField(
         max_length=2000, allow_blank=True, trim_whitespace=False, help_text="What the tool does and when to use it."
     )
     input_schema = SentSchemaField(help_text="The JSON Schema of the arguments: an object, at most 16 KiB.")
-
-    def validate_name(self, name: str) -> str:
-        if name.endswith("\n"):  # the pattern accepts a line break at the end
-            raise serializers.ValidationError(CLIENT_TOOL_NAME)
-        return name
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := unknown_fields(data, self.fields)):
