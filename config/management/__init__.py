@@ -7,8 +7,6 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError, OutputWrapper
 
-LINE_SECONDS = 5.0
-
 
 def user_named(username: str, kind: str = "", **also: bool) -> Any:
     """The user with this name and the fields ``also``, which ``kind`` describes. Raises CommandError."""
@@ -31,7 +29,7 @@ def reason_of(text: str) -> str:
     return text.strip()
 
 
-def progress(out: OutputWrapper, line_seconds: float = LINE_SECONDS) -> Callable[[str, int, int], None]:
+def progress(out: OutputWrapper, line_seconds: float = 5) -> Callable[[str, int, int], None]:
     """A function that writes a line at the end of each step and every ``line_seconds``: step, done, total."""
     shown_at = time.monotonic()
 

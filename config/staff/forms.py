@@ -104,8 +104,3 @@ class SecretField(forms.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(required=False, **options)
-
-
-class ForgetField(forms.BooleanField):
-    def __init__(self, what: str) -> None:
-        super().__init__(required=False, label=f"Delete the stored {what}")

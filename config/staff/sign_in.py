@@ -51,8 +51,7 @@ def client_ip(request: HttpRequest) -> str:
 
 def locked(request: HttpRequest, response: HttpResponse | None = None, credentials: Any = None) -> HttpResponse:
     seconds = settings.ADMIN_SIGN_IN_LOCK_SECONDS
-    context = {"minutes": -(-seconds // 60)}
-    answer = render(request, "staff/locked.html", context, status=429)
+    answer = render(request, "staff/locked.html", {"minutes": -(-seconds // 60)}, status=429)
     answer["Retry-After"] = str(seconds)
     return answer
 

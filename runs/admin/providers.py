@@ -13,7 +13,7 @@ from unfold.decorators import action, display
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
-from config.staff.forms import CreditsField, ForgetField, ObjectField, SecretField, StaffForm
+from config.staff.forms import CreditsField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import rules
 from runs.catalogue.definitions import (
@@ -44,13 +44,13 @@ class ProviderForm(StaffForm, forms.ModelForm):
     new_api_key = SecretField(
         label="New API key", max_length=rules.API_KEY_MAX_CHARS, help_text="Empty keeps the stored key."
     )
-    forget_api_key = ForgetField("key")
+    forget_api_key = forms.BooleanField(required=False, label="Delete the stored key")
     new_headers = SecretField(
         max_length=rules.HEADERS_MAX_CHARS,
         validators=[fits(parse_headers)],
         help_text='More headers: a JSON object such as {"X-Project": "…"}; empty keeps the stored ones.',
     )
-    forget_headers = ForgetField("headers")
+    forget_headers = forms.BooleanField(required=False, label="Delete the stored headers")
 
     class Meta:
         model = Provider

@@ -19,7 +19,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
 from config.staff.base import StaffAdmin, credits_column
-from config.staff.forms import CreditsField, ForgetField, LinesField, ObjectField, SecretField, StaffForm
+from config.staff.forms import CreditsField, LinesField, ObjectField, SecretField, StaffForm
 from runs import catalogue
 from runs.catalogue import file, rules
 from runs.catalogue.imports import import_mcp
@@ -117,7 +117,7 @@ class ToolForm(StaffForm, forms.ModelForm):
         validators=[fits(parse_headers)],
         help_text='A JSON object such as {"Authorization": "Bearer …"}; empty keeps the stored headers.',
     )
-    forget_secret_headers = ForgetField("secret headers")
+    forget_secret_headers = forms.BooleanField(required=False, label="Delete the stored secret headers")
     new_signing_secret = SecretField(
         label="Signing secret",
         max_length=rules.SIGNING_SECRET_MAX_CHARS,
@@ -125,7 +125,7 @@ class ToolForm(StaffForm, forms.ModelForm):
         help_text="With it, calls of an HTTP endpoint are signed (Standard Webhooks): base64, best of 32 random bytes. "
         "Empty keeps the stored secret.",
     )
-    forget_signing_secret = ForgetField("signing secret")
+    forget_signing_secret = forms.BooleanField(required=False, label="Delete the stored signing secret")
     timeout_seconds = forms.FloatField(
         required=False,
         min_value=rules.TIMEOUT_MIN_SECONDS,
