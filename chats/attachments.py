@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet, Sum
 from django.urls import reverse
 
-from chats import files, media
+from chats import files
 from chats.models import Attachment, AttachmentStatus
 from config.database import batches
 from config.database.protected import take_key
@@ -57,25 +57,18 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
     return Attachment.objects.filter(Q(message=None) | Q(message__chat__deleted_at=None), user=user)
 
 
-def create_attachment(
-    user: Any, *, file_name: str, content_type: str, size_bytes: int, sha256: str | None = None
-) -> Attachment:
-    """Raises PayloadTooLarge, and Conflict if all attachments of the user would exceed ATTACHMENT_USER_MAX_BYTES."""
+def create_attachment(user: Any, *, size_bytes: int, **about: Any) -> Attachment:
+    """``about``: ``file_name``, ``content_type`` and possibly ``sha256``. Raises PayloadTooLarge, and Conflict if all
+    attachments of the user would exceed ATTACHMENT_USER_MAX_BYTES.
+    """
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
     with transaction.atomic():
         if settings.ATTACHMENT_USER_MAX_BYTES:
             _refuse_over_quota(user, size_bytes)
         now = clock.now()
-        return Attachment.objects.create(
-            user=user,
-            file_name=file_name,
-            content_type=content_type,
-            size_bytes=size_bytes,
-            sha256=sha256,
-            created_at=now,
-            expires_at=now + timedelta(seconds=ATTACHMENT_EXPIRY_SECONDS),
-        )
+        about |= {"created_at": now, "expires_at": now + timedelta(seconds=ATTACHMENT_EXPIRY_SECONDS)}
+        return Attachment.objects.create(user=user, size_bytes=size_bytes, **about)
 
 
 def _refuse_over_quota(user: Any, size_bytes: int) -> None:
@@ -159,10 +152,6 @@ def _point_to(attachment_id: str, name: str) -> str:
     return before
 
 
-class NotUploaded(Conflict):
-    message = "The file was not uploaded yet."
-
-
 def complete_attachment(attachment: Attachment) -> Attachment:
     """Check the uploaded file and make the attachment ready. Raises Conflict, ValidationFailed, Unavailable."""
     if attachment.status == AttachmentStatus.READY:
@@ -172,14 +161,11 @@ def complete_attachment(attachment: Attachment) -> Attachment:
     if attachment.status == AttachmentStatus.EXPIRED:
         raise Conflict("The attachment was not completed in time; make a new one.")
     uploaded = attachment.stored_name
-    name = uploaded or files.direct_name(attachment.pk)
-    if not uploaded and not files.takes_uploads():
-        raise NotUploaded
     try:
-        stored, sha256 = _check(attachment, name)
+        stored, sha256 = _check(attachment, uploaded or files.direct_name(attachment.pk))
     except FileNotFoundError:
         # Another upload has replaced the file during the check, or there was no file.
-        raise NotUploaded from None
+        raise Conflict("The file was not uploaded yet.") from None
     # The condition on ``stored_name`` fails if a newer upload has replaced the file.
     pending = Attachment.objects.filter(
         pk=attachment.pk, status=AttachmentStatus.PENDING, expires_at__gt=clock.now(), stored_name=uploaded
@@ -199,8 +185,8 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
     """The checked file's name and digest. A file that its uploader could still overwrite is copied first."""
-    with files.open_file(name) as file:
-        size, sha256, problem = media.inspect(files.read_parts(file), attachment.content_type)
+    with files.storage_errors(), files.open_file(name) as file:
+        size, sha256, problem = files.inspect(file.chunks(files.READ_SIZE), attachment.content_type)
         if size != attachment.size_bytes:
             raise ValidationFailed({"sizeBytes": [f"The file has {size} bytes, not {attachment.size_bytes}."]})
         if attachment.sha256 not in (None, sha256):
@@ -272,9 +258,8 @@ def use(attachments: Sequence[Attachment], message_id: str) -> None:
 def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
     """By message id, the attachments of each message that has any, in order. No query if there are no messages."""
     attached: dict[str, list[Attachment]] = {}
-    if message_ids:
-        for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
-            attached.setdefault(str(attachment.message_id), []).append(attachment)
+    for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
+        attached.setdefault(str(attachment.message_id), []).append(attachment)
     return attached
 
 

@@ -1,11 +1,15 @@
-"""The files of attachments in Django's storage: one folder for each attachment, with random file names in it.
+"""The files of attachments in Django's storage, and whether a file's bytes agree with its media type.
 
-A file whose name is in a row never changes. A failure of the storage is ``Unavailable`` (503).
+Each attachment has a folder with random file names in it. A file whose name is in a row never changes. A failure of
+the storage is ``Unavailable`` (503).
 """
 
+import codecs
+import hashlib
 import logging
+import re
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +24,16 @@ FOLDER = "attachments"
 READ_SIZE = 64 * 1024
 # The file name for direct uploads to the storage: it is part of the signed URL.
 DIRECT_UPLOAD = "upload"
+
+HEAD_BYTES = 1024
+SIGNATURES: dict[str, re.Pattern[bytes]] = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    # PDF readers accept some bytes before the header.
+    "application/pdf": re.compile(rb".{0,1019}?%PDF-", re.DOTALL),
+}
 
 
 @contextmanager
@@ -82,12 +96,6 @@ def open_file(name: str) -> File:
         return default_storage.open(name)
 
 
-def read_parts(file: File) -> Iterator[bytes]:
-    with storage_errors():
-        while part := file.read(READ_SIZE):
-            yield part
-
-
 def first_parts(name: str, size: int) -> Generator[bytes]:
     """The first ``size`` bytes, as the storage sends them. Raises FileNotFoundError."""
     storage: Any = default_storage
@@ -142,3 +150,37 @@ def remove_folder(folder: str, *, but: str = "") -> None:
 def remove_all(attachment_id: str, *, but: str = "") -> None:
     """Remove every file of the attachment except ``but``, also those of interrupted and replaced uploads."""
     remove_folder(f"{FOLDER}/{attachment_id}", but=but)
+
+
+def is_text(kind: str) -> bool:
+    return kind.startswith("text/") or kind == "application/json"
+
+
+def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
+    """The size and SHA-256 of a file, which is read once, and why its bytes do not fit its type, or None."""
+    digest = hashlib.sha256()
+    size = 0
+    head = b""
+    problem: str | None = None
+    decoder = codecs.getincrementaldecoder("utf-8")() if is_text(kind) else None
+    for part in parts:
+        digest.update(part)
+        size += len(part)
+        if len(head) < HEAD_BYTES:
+            head += part[: HEAD_BYTES - len(head)]
+        if decoder is not None and problem is None:
+            problem = _text_problem(decoder, part)
+    if decoder is not None and problem is None:
+        problem = _text_problem(decoder, b"", final=True)
+    signature = SIGNATURES.get(kind)
+    if signature is not None and not signature.match(head):
+        problem = f"The file does not begin as one of the type {kind} does."
+    return size, digest.hexdigest(), problem
+
+
+def _text_problem(decoder: codecs.IncrementalDecoder, part: bytes, final: bool = False) -> str | None:
+    try:
+        decoder.decode(part, final)
+    except UnicodeDecodeError:
+        return "The file is not text in UTF-8."
+    return "The file holds NUL, which text does not." if b"\0" in part else None

@@ -3,11 +3,11 @@ from typing import Any
 from django.urls import URLPattern, path
 
 from chats import views
-from chats.transfers import receive_upload
+from config.api.negotiation import AnyMediaType
 
 
 def routes(surface: str) -> list[URLPattern]:
-    on = {"surface": surface}
+    on: dict[str, Any] = {"surface": surface}
     chat: dict[str, Any] = {"get": "retrieve", "patch": "partial_update", "delete": "destroy"}
     attachments = views.AttachmentViewSet
     return [
@@ -19,10 +19,11 @@ def routes(surface: str) -> list[URLPattern]:
         path("attachments/<str:attachmentId>", attachments.as_view({"get": "retrieve"}, **on)),
         path("attachments/<str:attachmentId>/complete", attachments.as_view({"post": "complete"}, **on)),
         path(
-            "attachments/<str:attachmentId>/content", views.AttachmentContentViewSet.as_view({"get": "content"}, **on)
+            "attachments/<str:attachmentId>/content",
+            attachments.as_view({"get": "content"}, content_negotiation_class=AnyMediaType, **on),
         ),
     ]
 
 
 session, public = routes("session"), routes("public")
-uploads = [path("uploads/<str:token>", receive_upload, name="upload")]
+uploads = [path("uploads/<str:token>", views.receive_upload, name="upload")]

@@ -1,29 +1,33 @@
-"""Chats, their messages and attachments on both surfaces."""
+"""Chats, their messages and attachments on both surfaces, and the bytes of attachments.
 
+``PUT {upload.url}`` needs no bearer token: the URL is the credential. If there is an object storage, clients upload to
+it. Downloads are of the whole file or one range.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
-from django.http import HttpResponseBase
+from django.conf import settings
+from django.core.files.base import File
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.cache import get_conditional_response
+from django.utils.http import content_disposition_header
+from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chats import attachments, services, transfers
-from chats.models import Attachment
-from chats.serializers import (
-    CLIENT_ID_PROBLEM,
-    AttachmentInput,
-    AttachmentSerializer,
-    ChatChanges,
-    ChatInput,
-    ChatSerializer,
-    CreatedAttachmentSerializer,
-    MessageSerializer,
-)
-from config.api.negotiation import AnyMediaType
+from chats import attachments, files, serializers, services
+from chats.models import Attachment, AttachmentStatus
+from chats.serializers import AttachmentInput, ChatChanges, ChatInput, ChatSerializer
+from config.api import ratelimit
+from config.api.errors import answers_errors
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import NotFound, ValidationFailed
+from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, parse_object
 
@@ -33,6 +37,10 @@ REPLACED = OpenApiParameter(
     default="false",
     description="`true`: with those that were replaced by a later run, which are left out otherwise.",
 )
+
+RANGE = re.compile(r"bytes=[ \t]*(\d{0,18})-(\d{0,18})[ \t]*", re.IGNORECASE | re.ASCII)
+# Characters that some systems do not allow in file names; some clients read them as folders, also after decoding %2F.
+UNSAFE = set('/\\:*?"<>|%')
 
 
 class ChatViewSet(ServiceViewSet):
@@ -64,7 +72,7 @@ class ChatViewSet(ServiceViewSet):
         if client_id is None:
             return self.page(chats)
         if not services.CLIENT_ID.fullmatch(client_id):
-            raise ValidationFailed({"clientId": [CLIENT_ID_PROBLEM]})
+            raise ValidationFailed({"clientId": [serializers.CLIENT_ID_PROBLEM]})
         return self.page(chats.filter(client_id=client_id))
 
     @extend_schema(request=ChatInput, responses={201: ChatSerializer, 200: ChatSerializer})
@@ -91,7 +99,7 @@ class ChatViewSet(ServiceViewSet):
 
 class MessageViewSet(ServiceViewSet):
     tag = "chats"
-    serializer_class = MessageSerializer
+    serializer_class = serializers.MessageSerializer
     lookup_url_kwarg = "messageId"
     required_scopes = {"retrieve": "chats:read"}
 
@@ -100,7 +108,7 @@ class MessageViewSet(ServiceViewSet):
 
 
 class ChatMessageViewSet(ServiceViewSet):
-    serializer_class = MessageSerializer
+    serializer_class = serializers.MessageSerializer
     lookup_url_kwarg = "chatId"
     required_scopes = {"list": "chats:read"}
     query_parameters = {
@@ -127,11 +135,14 @@ class ChatMessageViewSet(ServiceViewSet):
 
 
 class AttachmentViewSet(ServiceViewSet):
-    serializer_class = AttachmentSerializer
+    serializer_class = serializers.AttachmentSerializer
     lookup_url_kwarg = "attachmentId"
-    required_scopes = {"create": "attachments:write", "complete": "attachments:write", "retrieve": "chats:read"}
+    required_scopes = {
+        **{"create": "attachments:write", "complete": "attachments:write"},
+        **{"retrieve": "chats:read", "content": "chats:read"},
+    }
     # 404 of ``create``: a replay for an attachment whose chat was deleted meanwhile.
-    error_statuses = {"create": {404}, "complete": {409}}
+    error_statuses = {"create": {404}, "complete": {409}, "content": {416, -406}}
 
     def queryset_for(self, user: Any) -> Any:
         return attachments.attachments_of(user)
@@ -142,7 +153,7 @@ class AttachmentViewSet(ServiceViewSet):
             "token, and the attachment is completed; a message can use it from then on, once."
         ),
         request=AttachmentInput,
-        responses={201: CreatedAttachmentSerializer},
+        responses={201: serializers.CreatedAttachmentSerializer},
     )
     def create(self, request: Request) -> Response:
         attachment = attachments.create_attachment(request.user, **self.read(AttachmentInput))
@@ -150,7 +161,7 @@ class AttachmentViewSet(ServiceViewSet):
 
     def announced(self, attachment: Attachment) -> dict[str, Any]:
         attachment.upload = attachments.upload_of(attachment, self.surface)  # type: ignore[attr-defined]
-        return CreatedAttachmentSerializer(attachment).data
+        return serializers.CreatedAttachmentSerializer(attachment).data
 
     def stored_answer(self, response: Any) -> bytes:
         """Without the upload address, because anyone who reads it in the database or a backup could upload a file."""
@@ -171,16 +182,6 @@ class AttachmentViewSet(ServiceViewSet):
         self.read(NoInput)
         return self.show(attachments.complete_attachment(attachment))
 
-
-class AttachmentContentViewSet(ServiceViewSet):
-    lookup_url_kwarg = "attachmentId"
-    required_scopes = {"content": "chats:read"}
-    content_negotiation_class = AnyMediaType
-    error_statuses = {"content": {416, -406}}
-
-    def queryset_for(self, user: Any) -> Any:
-        return attachments.attachments_of(user)
-
     @extend_schema(
         parameters=[
             OpenApiParameter("Range", str, OpenApiParameter.HEADER, description="As `bytes=0-1023`."),
@@ -195,4 +196,122 @@ class AttachmentContentViewSet(ServiceViewSet):
     )
     def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
         """The file, as a download with its own content type; a single byte range of it if one is asked for."""
-        return transfers.serve(self.get_object(), request)
+        return serve(self.get_object(), request)
+
+
+class RangeNotSatisfiable(DomainError):
+    status, code, message = 416, "REQUESTED_RANGE_NOT_SATISFIABLE", "The file has no such bytes."
+
+    def __init__(self, size: int) -> None:
+        super().__init__(headers={"Content-Range": f"bytes */{size}"})
+
+
+@csrf_exempt
+def receive_upload(request: HttpRequest, token: str) -> HttpResponseBase:
+    """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
+    response = _receive(request, token)
+    verdict = ratelimit.verdict_of(request)
+    for name, value in (verdict.headers() if verdict else {}).items():
+        response[name] = value
+    return response
+
+
+@answers_errors("an upload failed")
+def _receive(request: HttpRequest, token: str) -> HttpResponse:
+    if request.method != "PUT":
+        raise MethodNotAllowed(headers={"Allow": "PUT"})
+    try:
+        surface, attachment = attachments.attachment_to_upload(token)
+    except NotFound:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise
+    ratelimit.charge_caller(request, ratelimit.requests_of(surface, attachment.user))
+    attachments.refuse_unless_pending(attachment)
+    # ``config.serve`` has read the whole body, so its length is correct.
+    size, announced = int(request.META.get("CONTENT_LENGTH") or 0), attachment.size_bytes
+    if size != announced:
+        if size > settings.ATTACHMENT_MAX_BYTES:
+            raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
+        raise ValidationFailed({"sizeBytes": [f"The body has {size} bytes, not the {announced} that were announced."]})
+    with attachments.transfer(attachment.user_id):
+        attachments.receive(attachment, iter(lambda: request.read(files.READ_SIZE), b""))
+    return HttpResponse(status=204)
+
+
+def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
+    """The file, always as a download. Raises NotFound without a file, RangeNotSatisfiable, Unavailable."""
+    if attachment.status != AttachmentStatus.READY:
+        raise NotFound("The attachment has no file, as it is not complete.")
+    size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": content_disposition(attachment.file_name),
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Content-Type": f"{kind}; charset=utf-8" if files.is_text(kind) and kind != "application/json" else kind,
+        "ETag": etag,
+        "X-Content-Type-Options": "nosniff",
+    }
+    whole = HttpResponse(headers=headers)
+    answer: Any = get_conditional_response(request, etag=etag, response=whole)
+    if answer is not whole:  # the client has the file already
+        return answer
+    is_same = request.headers.get("If-Range", etag).strip() == etag
+    wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
+    first, last = wanted or (0, size - 1)
+    headers["Content-Length"] = str(last - first + 1)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    status = 200 if wanted is None else 206
+    if request.method == "HEAD":
+        return HttpResponse(status=status, headers=headers)
+    with ExitStack() as until_closed:
+        until_closed.enter_context(attachments.transfer(attachment.user_id))
+        try:
+            file = until_closed.enter_context(files.open_file(attachment.stored_name))
+        except FileNotFoundError:
+            raise NotFound("The attachment's file is gone.") from None
+        file.seek(first)
+        part = Part(file, last - first + 1, until_closed.pop_all().close)
+    return StreamingHttpResponse(part, status=status, headers=headers)
+
+
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """The first and the last byte of the requested range. None for the whole file: there is no range, or there are
+    several, or it is malformed (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """
+    match = RANGE.fullmatch(header)
+    if match is None or match.group(1, 2) == ("", ""):
+        return None
+    if match[1]:
+        first, last = int(match[1]), int(match[2] or size - 1)
+        if match[2] and last < first:
+            return None
+    else:  # the last bytes
+        first, last = max(0, size - int(match[2])), size - 1
+    if first >= size:
+        raise RangeNotSatisfiable(size)
+    return first, min(last, size - 1)
+
+
+def content_disposition(file_name: str) -> str:
+    """The header of a download with this name, without characters that are invisible or not allowed in file names."""
+    clean = "".join("_" if sign in UNSAFE or not sign.isprintable() else sign for sign in file_name)
+    return content_disposition_header(True, clean if clean.strip(". ") else "file") or ""
+
+
+class Part:
+    """The next ``count`` bytes of a file.
+
+    The response calls ``close``, also if the client left before the first byte. A generator that never started would
+    leave the file open.
+    """
+
+    def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:
+        self.file, self.left = file, count
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.left and (part := self.file.read(min(files.READ_SIZE, self.left))):
+            self.left -= len(part)
+            yield part

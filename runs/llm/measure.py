@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chats.media import is_text
+from chats.files import is_text
 from config.kernel.jsontext import to_text
 from runs.catalogue.definitions import Dialect
 from runs.catalogue.providers import KINDS

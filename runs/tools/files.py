@@ -12,8 +12,7 @@ from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils.crypto import salted_hmac
 
-from chats.files import remove_folder
-from chats.media import SIGNATURES
+from chats.files import SIGNATURES, remove_folder
 from runs.tools import base
 from runs.tools.base import ToolContext, ToolFailure, ToolImage, ToolResult, tool_error
 

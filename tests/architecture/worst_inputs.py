@@ -15,8 +15,9 @@ from django.test import RequestFactory
 from rest_framework.request import Request
 
 from apikeys import keys
-from chats import media, transfers
-from chats.serializers import AttachmentInput, ChatInput
+from chats import files as chat_files
+from chats import views
+from chats.serializers import AttachmentInput, ChatInput, media_type
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
@@ -116,17 +117,17 @@ PATTERNS: dict[str, list[Work] | str] = {
         "a",
     ),
     "chats/services.py: CLIENT_ID": around(CLIENT_ID.fullmatch, UI_BODY, " ", "a", after=TAIL),
-    "chats/transfers.py: RANGE": [
-        *around(lambda header: transfers.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
-        *around(lambda header: transfers.byte_range(header, 1), HEADER, " ", before="bytes=1-2", after=TAIL),
+    "chats/views.py: RANGE": [
+        *around(lambda header: views.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
+        *around(lambda header: views.byte_range(header, 1), HEADER, " ", before="bytes=1-2", after=TAIL),
     ],
-    "chats/media.py: MEDIA_TYPE": around(media.media_type, HEADER, "a", before="a/"),
-    "chats/media.py: _CHARSET": [
+    "chats/serializers.py: MEDIA_TYPE": around(media_type, HEADER, "a", before="a/"),
+    "chats/serializers.py: _CHARSET": [
         work
         for before in ("a/b", "a/b;", "a/b;charset", "a/b;charset=", "a/b;charset=utf8")
-        for work in around(media.media_type, HEADER, " ", before=before, after=TAIL)
+        for work in around(media_type, HEADER, " ", before=before, after=TAIL)
     ],
-    "chats/media.py: SIGNATURES": [lambda: media.inspect([b"%PDF" * KIB], "application/pdf")],
+    "chats/files.py: SIGNATURES": [lambda: chat_files.inspect([b"%PDF" * KIB], "application/pdf")],
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,
     "config/database/writes.py: _cast": OUR_TEXT,
     "config/api/negotiation.py: _MEDIA_TYPE": [

@@ -6,7 +6,7 @@ import pytest
 from django.core.files.storage import default_storage
 
 from chats.models import Attachment
-from chats.transfers import byte_range, content_disposition
+from chats.views import byte_range, content_disposition
 from tests import factories
 from tests.chats.conftest import code
 
