@@ -299,20 +299,18 @@ def _hide_in_log(user: Any) -> None:
 
 @transaction.atomic
 def _rename(user: Any, reason: str, staff: Any) -> str | None:
-    """The last step. None if a request has added rows meanwhile."""
+    """The last step: until then, a repetition finds the person. None if a request has added rows meanwhile."""
     users = get_user_model()._default_manager
     # FOR UPDATE: until the commit, no row can be added that refers to the user.
-    users.select_for_update().get(pk=user.pk)
+    renamed: Any = users.select_for_update().get(pk=user.pk)
     for label, table in TABLES.items():
         if table.erasure == Erasure.DELETED and rows_of(label, user).exists():
             return None
     digest = ErasedSubject.digest_of(user.get_username())
     ErasedSubject.objects.update_or_create(pk=digest, defaults={"erased_at": clock.now()})
-    pseudonym = f"erased-{secrets.token_hex(8)}"
-    names = {"username": pseudonym, "email": "", "first_name": "", "last_name": ""}
+    renamed.username = f"erased-{secrets.token_hex(8)}"
+    names = {"username": renamed.username, "email": "", "first_name": "", "last_name": ""}
     users.filter(pk=user.pk).update(**names, password=make_password(None), last_login=None)
-    kind = ContentType.objects.get_for_model(get_user_model())
-    entry = LogEntry(user_id=(staff or user).pk, content_type=kind, object_id=str(user.pk), object_repr=pseudonym)
-    entry.action_flag, entry.change_message = CHANGE, f"Erased{'' if staff else ' at the command line'}: {reason}"
-    entry.save()
-    return pseudonym
+    message = f"Erased{'' if staff else ' at the command line'}: {reason}"
+    LogEntry.objects.log_actions((staff or user).pk, [renamed], CHANGE, message)
+    return renamed.username

@@ -158,7 +158,9 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
 
 
 class Wait:
-    """Ends when the run has ended, waits for an answer or awaits the caller's app, or when its time is over."""
+    """Ends when the run has ended, waits for an answer or awaits the caller's app, or when its time is over. Until then
+    it holds no thread and no database connection.
+    """
 
     def __init__(self, response: "WaitingResponse") -> None:
         self.response = response
