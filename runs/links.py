@@ -38,7 +38,7 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     request.path = request.path_info = http.CALLBACK_PATH
     if request.method != "POST":
         raise MethodNotAllowed(headers={"Allow": "POST"})
-    call_id, signed = http.called_back(token)
+    call_id, signed = http.call_of(token)
     call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
     if call is None:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))

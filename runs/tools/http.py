@@ -29,7 +29,7 @@ from webhooks.signing import TOLERANCE_SECONDS, standard_signature
 # The path of a callback's address. The call's id follows with an HMAC by SECRET_KEY (SECRET_KEY_FALLBACKS verify, too).
 # Knowing the address is enough to send the outcome, so it is not stored, and no log, message or export has it.
 CALLBACK_PATH = "/api/callbacks/"
-ERROR_MAX_CHARS = 1000
+ERROR_MAX_CHARS = 1000  # of an error in a callback
 USER_AGENT = "agent-workflow-service"
 # The most JSON values of an answer: far more than a model can read. An answer with more is treated as text.
 VALUES_MAX = 100_000
@@ -48,7 +48,9 @@ CHARSET = re.compile(
 async def send(
     user_id: int, url: str, *, headers: dict[str, str], seconds: float, body: bytes | None = None, reuse: bool = False
 ) -> Answer:
-    """The answer to a GET, or to a POST of ``body``, whatever its status. Raises ToolFailure."""
+    """The answer to a GET, or to a POST of ``body``: of any status, with at most TOOL_ANSWER_MAX_BYTES. ``reuse``: over
+    a connection that can be used again. Raises ToolFailure.
+    """
     request = client.asend(
         "GET" if body is None else "POST",
         url,
@@ -89,10 +91,8 @@ async def execute(definition: ToolDefinition, input: dict[str, Any], context: To
     if answer.status == 202 and context.park_until is not None:
         return _parked(answer.body)
     if not 200 <= answer.status < 300:
-        # The body often says the cause. More is searched than is shown: a secret must not be cut before it is found.
-        text = answer.body[:REASON_BYTES].decode(errors="replace").strip()
-        text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
-        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{f': {text}' if text else '.'}")
+        reason = _reason(definition, answer.body)
+        raise tool_error(f"{definition.name} answered with HTTP status {answer.status}{reason}")
     if is_too_long(answer):
         raise tool_error(f"{definition.name} answered with more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     if answer.truncated:
@@ -152,6 +152,14 @@ def without_tokens(text: str) -> str:
     return CALLBACK_TOKEN.sub("[callback]", text)
 
 
+def _reason(definition: ToolDefinition, body: bytes) -> str:
+    """The end of a sentence about a status: the beginning of the body, which often says the cause."""
+    # More is searched than is shown: a secret must not be cut before it is found.
+    text = body[:REASON_BYTES].decode(errors="replace").strip()
+    text = without_tokens(definition.without_secrets(text))[:REASON_CHARS]
+    return f": {text}" if text else "."
+
+
 def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
     try:
         answer = parse_value(answered.body, values=VALUES_MAX, any_text=True)
@@ -190,7 +198,7 @@ def callback_url(call_id: str, *, signed: bool = False) -> str:
     return f"{settings.BASE_URL}{CALLBACK_PATH}{_signer(signed).sign(call_id)}"
 
 
-def called_back(token: str) -> tuple[str | None, bool]:
+def call_of(token: str) -> tuple[str | None, bool]:
     """The id of the call that the token names, None if the token is not ours; and whether the tool must sign."""
     for signed in (False, True) if token.isascii() else ():
         with contextlib.suppress(BadSignature):
@@ -213,7 +221,9 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
 
 
 def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
-    """The outcome or progress of a call of the tool ``name`` with a hold of ``price``. Raises ValidationFailed."""
+    """The outcome or progress of a call of the tool ``name``, which may cost ``price`` micro-credits. Raises
+    ValidationFailed.
+    """
     value = _value(body, content_type)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
     if len(kinds) > 1:

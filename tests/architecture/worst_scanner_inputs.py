@@ -19,7 +19,7 @@ from runs.fronts.ai_sdk import views as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
 from runs.llm import demo, registry
 from runs.mcp import protocol
-from runs.tools import base, http, questions
+from runs.tools import base, questions
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
 from runs.tools.builtin import calculate, web_fetch
@@ -56,7 +56,7 @@ def tool_result(value: str) -> ToolResult:
 
 
 def called_back(value: str) -> object:
-    return http.read_callback(value.encode(), "application/json", name="tool", price=1)
+    return http_tool.read_callback(value.encode(), "application/json", name="tool", price=1)
 
 
 def ui_body(text: str) -> object:
@@ -186,7 +186,7 @@ SCANNERS: dict[str, list[Work]] = {
             for number in (filled("9", 4300), "1e-999999999", "1e999999999", "0." + filled("0", ANSWER - 50) + "1")
         ],
     ],
-    "token of a callback": around(http.called_back, HEADER, ".", "a", "inv_a."),
+    "token of a callback": around(http_tool.call_of, HEADER, ".", "a", "inv_a."),
     "questions of a tool's server": [
         partial(questions.Dialogue().with_requests, {str(number): form(str(number)) for number in range(16)}),
         partial(questions.Dialogue().with_requests, {str(number): {} for number in range(20_000)}),
