@@ -7,7 +7,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
-from runs.llm.wire import arguments_object, file_text, in_order, sampling, wire_id, wire_name
+from runs.llm.wire import arguments_object, file_text, in_order, sampling, sent_id, sent_name
 
 VERSION = "2023-06-01"
 NO_TEXT = "(no text)"  # the format allows no empty message and begins with a message of the user
@@ -159,19 +159,20 @@ def _is_without_thinking(request: ModelRequest) -> bool:
 def _tools(request: ModelRequest) -> list[dict[str, Any]]:
     schema = {"type": "object"}  # the format refuses one without a type
     tools = [
-        {"name": wire_name(tool.name), "description": tool.description, "input_schema": schema | tool.input_schema}
+        {"name": sent_name(tool.name), "description": tool.description, "input_schema": schema | tool.input_schema}
         for tool in request.tools
     ]
     if tools:
         return tools
     # A transcript with calls needs the definitions of their tools, even if staff have disabled all of them.
     earlier = (message for message in request.messages if isinstance(message, AssistantMessage))
-    names = dict.fromkeys(wire_name(call.name) for message in earlier for call in message.tool_calls)
+    names = dict.fromkeys(sent_name(call.name) for message in earlier for call in message.tool_calls)
     return [{"name": name, "description": "No longer available.", "input_schema": schema} for name in names]
 
 
 def _add_breakpoints(values: dict[str, Any]) -> None:
     """Mark where the provider's cache may end: after the tools, the instructions, and each of the last two steps."""
+    # Two steps, because the next request still contains the first of them.
     steps = [message["content"] for message in values["messages"] if message["role"] == "user"]
     for blocks in (values.get("tools"), values.get("system"), *steps[-2:]):
         if blocks:
@@ -179,7 +180,9 @@ def _add_breakpoints(values: dict[str, Any]) -> None:
 
 
 def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn; the first and the last one are the user's."""
+    """Messages of user and assistant in turn; the first and the last one are the user's. Consecutive messages of one
+    role become one. Reasoning is sent back only to its ``origin``.
+    """
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"
@@ -199,7 +202,7 @@ def _blocks(message: Message, origin: str | None) -> list[dict[str, Any]]:
     if isinstance(message, ToolMessage):
         content = [_text(message.content)] if message.content.strip() else []
         content += [block for file in message.files for block in _file_blocks(file)]
-        result = {"type": "tool_result", "tool_use_id": wire_id(message.tool_call_id)}
+        result = {"type": "tool_result", "tool_use_id": sent_id(message.tool_call_id)}
         return [result | {"content": content if message.files else message.content, "is_error": message.is_error}]
     if isinstance(message, UserMessage):
         files = [block for file in message.files for block in _file_blocks(file)]
@@ -207,8 +210,8 @@ def _blocks(message: Message, origin: str | None) -> list[dict[str, Any]]:
     blocks = list[dict[str, Any]]()
     for part in in_order(message, origin):
         if isinstance(part, ToolCall):
-            name, input = wire_name(part.name), arguments_object(part.arguments)
-            blocks.append({"type": "tool_use", "id": wire_id(part.id), "name": name, "input": input})
+            name, input = sent_name(part.name), arguments_object(part.arguments)
+            blocks.append({"type": "tool_use", "id": sent_id(part.id), "name": name, "input": input})
         elif not isinstance(part, str):
             blocks.append(part)
         elif part.strip():

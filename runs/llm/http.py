@@ -22,7 +22,7 @@ from runs.llm.base import AssistantMessage, ModelError, ModelEvent, ModelRequest
 from runs.llm.connection import Deadlines, session
 from runs.llm.measure import estimated_tokens
 from runs.llm.refusals import redacted, refused, stopped
-from runs.llm.wire import SseDecoder, clean_json, join_surrogates, read_event, wire_name
+from runs.llm.wire import SseDecoder, clean_json, join_surrogates, read_event, sent_name
 from runs.tokens import TextSize
 
 # Bytes that are read before other runs of the event loop continue: a chunk can have tens of thousands of events.
@@ -166,7 +166,7 @@ class TurnReader(ABC):
         turns = [message for message in self.request.messages if isinstance(message, AssistantMessage)]
         earlier = [call for turn in turns for call in turn.tool_calls]
         ours = [tool.name for tool in self.request.tools] + [call.name for call in earlier]
-        names = {wire_name(name): name for name in ours}
+        names = {sent_name(name): name for name in ours}
         used_ids = {call.id for call in earlier}
         for index, call in enumerate(self._calls, 1):
             name = join_surrogates(call.name).strip()

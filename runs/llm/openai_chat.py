@@ -166,7 +166,7 @@ def _messages(request: ModelRequest) -> list[dict[str, Any]]:
             # The format has no field for a failure, and allows no images here: they follow the last outcome.
             text = f"Error: {message.content}" if message.is_error else message.content
             text = "\n".join([text, *(wire.file_text(file) for file in message.files if not file.data)])
-            call_id = wire.wire_id(message.tool_call_id, dialect.call_id_length)
+            call_id = wire.sent_id(message.tool_call_id, dialect.call_id_length)
             found.append({"role": "tool", "tool_call_id": call_id, "content": text})
             images += [part for file in message.files if file.data for part in _file_parts(file)]
             continue
@@ -222,5 +222,5 @@ def _file_parts(file: AttachedFile) -> list[dict[str, Any]]:
 
 def _call(call: ToolCall, dialect: Dialect) -> dict[str, Any]:
     # Many servers parse the arguments and refuse the whole transcript if they are malformed.
-    function = {"name": wire.wire_name(call.name), "arguments": to_text(wire.arguments_object(call.arguments))}
-    return {"id": wire.wire_id(call.id, dialect.call_id_length), "type": "function", "function": function}
+    function = {"name": wire.sent_name(call.name), "arguments": to_text(wire.arguments_object(call.arguments))}
+    return {"id": wire.sent_id(call.id, dialect.call_id_length), "type": "function", "function": function}

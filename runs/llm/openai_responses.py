@@ -170,7 +170,7 @@ def _items(message: base.Message, origin: str | None) -> list[dict[str, Any]]:
         if message.files:
             output = [{"type": "input_text", "text": text}]
             output += [part for file in message.files for part in _file_parts(file)]
-        return [{"type": "function_call_output", "call_id": wire.wire_id(message.tool_call_id), "output": output}]
+        return [{"type": "function_call_output", "call_id": wire.sent_id(message.tool_call_id), "output": output}]
     if isinstance(message, UserMessage):
         parts = [part for file in message.files for part in _file_parts(file)]
         if message.text or not parts:
@@ -187,7 +187,7 @@ def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str,
             items.append({"role": "assistant", "content": part} | phase)
         elif isinstance(part, ToolCall):
             arguments = to_text(wire.arguments_object(part.arguments))
-            call = {"type": "function_call", "call_id": wire.wire_id(part.id), "name": wire.wire_name(part.name)}
+            call = {"type": "function_call", "call_id": wire.sent_id(part.id), "name": wire.sent_name(part.name)}
             items.append(call | {"arguments": arguments})
         elif "phase" in part:
             phase = part

@@ -86,14 +86,14 @@ def clean_json(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def wire_name(name: str) -> str:
+def sent_name(name: str) -> str:
     """``name``, or a name that every provider accepts and that is the same at every turn."""
     if ACCEPTED.fullmatch(name):
         return name
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[: 63 - HASH_CHARS] + f"_{_digest(name)[:HASH_CHARS]}"
 
 
-def wire_id(call_id: str, length: int = 0) -> str:
+def sent_id(call_id: str, length: int = 0) -> str:
     """``call_id``, or an id that every provider accepts, the same at every turn; with ``length``, of that length."""
     if length:
         fits = len(call_id) == length and call_id.isascii() and call_id.isalnum()
@@ -134,7 +134,7 @@ def in_order(message: AssistantMessage, origin: str | None) -> Iterator[str | To
 def function_of(tool: ToolSpec) -> dict[str, Any]:
     """A tool in OpenAI's formats, which refuse a schema without ``type`` or ``properties``."""
     parameters = {"type": "object", "properties": {}} | tool.input_schema
-    return {"name": wire_name(tool.name), "description": tool.description, "parameters": parameters}
+    return {"name": sent_name(tool.name), "description": tool.description, "parameters": parameters}
 
 
 def sampling(request: ModelRequest, **names: str) -> dict[str, Any]:

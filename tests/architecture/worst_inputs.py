@@ -183,9 +183,9 @@ PATTERNS: dict[str, list[Work] | str] = {
     "runs/llm/openai_responses.py: REFUSES_ENCRYPTED": around(
         openai_responses.REFUSES_ENCRYPTED.search, EVENT, "encrypte", "inclu"
     ),
-    "runs/llm/wire.py: ACCEPTED": around(wire.wire_name, OUTPUT, "a", "\u00e9"),
-    "runs/llm/wire.py: ACCEPTED_ID": around(wire.wire_id, OUTPUT, "a", "\u00e9"),
-    "runs/llm/wire.py: wire_name": around(wire.wire_name, OUTPUT, ".", "a."),
+    "runs/llm/wire.py: ACCEPTED": around(wire.sent_name, OUTPUT, "a", "\u00e9"),
+    "runs/llm/wire.py: ACCEPTED_ID": around(wire.sent_id, OUTPUT, "a", "\u00e9"),
+    "runs/llm/wire.py: sent_name": around(wire.sent_name, OUTPUT, ".", "a."),
     "runs/llm/refusals.py: KEY_LIKE": around(
         lambda text: refusals.redacted(text, ("secret",)),
         EVENT,
