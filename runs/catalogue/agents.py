@@ -35,7 +35,9 @@ class Saved(NamedTuple):
 
 
 def save(name: str, *, display_name: str, description: str = "", enabled: bool = True, **content: Any) -> Saved:
-    """Store an agent, and a new version if a column of ``CONTENT`` changes. Raises ValidationError."""
+    """Store an agent, and a new version if a column of ``CONTENT`` changes. Columns that are not given get their
+    defaults. Amounts are micro-credits. Raises ValidationError.
+    """
     shown = {"display_name": display_name, "description": description, "enabled": enabled}
     version = CONTENT | content
     if problems := problems_of(name, shown, version):

@@ -14,7 +14,9 @@ from runs.tools.base import is_address, parse_headers, secrets_in
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A protocol. ``is_offline``: it has no address, and its count of tokens is this service's own estimate."""
+    """A protocol. ``adapter``: a ``runs.llm.base.ModelClient``. ``is_offline``: it has no address, and its count of
+    tokens is this service's own estimate.
+    """
 
     label: str
     adapter: str

@@ -174,7 +174,11 @@ class ModelClient(Protocol):
     reads_files: bool  # whether requests need the content of attached files
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """The events of one turn, each as soon as it arrives; the last one is a ``TurnEnd``. Raises ModelError."""
+        """The events of one turn, each as soon as it arrives; the last one is a ``TurnEnd``. Raises ModelError. If the
+        awaiting task is cancelled, the connection is closed at once.
+        """
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The most tokens of the request by the provider's own count; None if it gives none."""
+        """The most tokens of the request by the provider's own count; None if it gives none. Called only if the dialect
+        has ``counts_tokens``.
+        """

@@ -1,4 +1,5 @@
 """The offline demo model: no network, no key, the same events as another model. docs/demo-model.md has its scripts.
+Line breaks join the lines of text of one turn; a line of a script without ``/`` is text.
 
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
 process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because

@@ -31,7 +31,9 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with the content of its files, whose bytes count in ``memory`` until the end. Raises Unavailable."""
+    """The request with the content of its files, whose bytes count in ``memory`` until the end. Raises
+    Unavailable if the storage does not answer in time.
+    """
     holders = [message for message in request.messages if not isinstance(message, AssistantMessage)]
     files = [file for message in holders for file in message.files]
     if not files:
@@ -43,7 +45,9 @@ async def with_files(
 
 
 def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message, ...]:
-    """The messages with the content of their files, the newest message's first, or a note why it is missing. Blocks."""
+    """The messages with the content of their files, the newest message's first, or a note why it is missing.
+    Blocks for at most ATTACHMENT_READ_SECONDS plus one time-out of the storage.
+    """
     reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
     of_users, of_tools = accepted_types(dialect)
     read: list[Message] = []

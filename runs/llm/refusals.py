@@ -186,6 +186,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def next_model(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
     """The model that is asked after a failed request, and in how many seconds; an empty name if none is. ``asked``: the
     models of the turn's failed requests, the last one included. ``chain``: the models that the run may ask, in order.
+    ``seconds_left``: the run's remaining time, within which a wait must end.
     """
     model = asked[-1]
     tries = asked.count(model)

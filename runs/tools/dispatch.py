@@ -52,7 +52,9 @@ def type_of(definition: ToolDefinition) -> ToolType | base.BuiltinTool | None:
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the tool with a checked input, within the time limits of the tool and the run. Raises only ToolFailure."""
+    """Call the tool with a checked input, within the time limits of the tool and the run. Raises ToolFailure
+    for every failure; only a cancellation passes unchanged.
+    """
     kind = type_of(definition)
     if kind is None or kind.execute is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no {definition.node_type} tool {definition.name}.")

@@ -1,4 +1,6 @@
-"""The built-in tool ``calculate``: decimal arithmetic with far more digits than a result shows, so 0.1 + 0.2 is 0.3."""
+"""The built-in tool ``calculate``: decimal arithmetic with far more digits than a result shows, so 0.1 + 0.2 is 0.3.
+Only the operators and functions declared here are evaluated. The context bounds the size of each number.
+"""
 
 import ast
 import decimal
