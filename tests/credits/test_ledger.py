@@ -1,15 +1,17 @@
 """The effect of each movement on the account and the ledger."""
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
 
+from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.money import MAX_MICRO
 from credits import ledger, sums
-from credits.models import Account, LedgerEntry
+from credits.models import Account, LedgerEntry, PendingExpiry
 from credits.reconcile import drift
 from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, release_run, rows, spend, state, turn
@@ -271,6 +273,13 @@ class TestTurns:
         hold = hold_turn(user, 5)
         assert ledger.settle(hold, 0, price={})
         assert rows(user) == [("HOLD", 5), ("RELEASE", 5), ("USAGE", 0)]
+
+    def test_only_staff_and_revocations_take_an_account_below_zero(self, user):
+        fund(user, 0)
+        ledger.grant(user.pk, 5, cause="x", expires_at=clock.now() + timedelta(days=1))
+        place(user, 3)
+        with pytest.raises(IntegrityError, match="account_available_not_negative"), transaction.atomic():
+            ledger.expire(PendingExpiry.objects.get(), 5, 0)
 
     def test_a_hold_is_settled_once_in_whatever_ways(self, user):
         fund(user, 30)

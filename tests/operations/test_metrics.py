@@ -257,6 +257,21 @@ def test_credits_are_counted_once_they_are_spent(scrape, user):
 
 
 @pytest.mark.django_db(transaction=True)
+def test_turns_that_cost_more_than_their_hold_are_counted(scrape, user):
+    """At most the hold is spent. A call's cost is not the provider's, so a call above its hold is no such turn."""
+    run = factories.RunFactory(chat__user=user)
+    about = {"chat_id": run.chat_id, "run_id": run.pk, "price": {}}
+    ledger.hold(user.pk, 1_000_000, invocation_id="inv_1", tool_key="calculate", **about)
+    ledger.capture("inv_1", 1_500_000)
+    hold = ledger.hold(user.pk, 1_000_000, cause="turn", **about)
+    for _ in range(2):
+        ledger.settle(hold, 1_500_000, price={})
+    shown = scrape()
+    assert shown("credits_turns_over_hold_total") == 1
+    assert shown("credits_spent_total", tool="calculate") == shown("credits_spent_total", tool="model") == 1
+
+
+@pytest.mark.django_db(transaction=True)
 def test_every_scheduled_job_reports_its_result(scrape, limits):
     celery.app.loader.import_default_modules()
     for entry in project.CELERY_BEAT_SCHEDULE.values():
