@@ -121,6 +121,16 @@ def test_whose_call_it_is_and_which_scope_it_needs(bench, user):
     assert bench.wait(run["id"])["toolInvocations"][0]["result"] == "secret"
 
 
+def test_a_run_that_awaits_both_says_client_as_long_as_it_awaits_the_app(bench):
+    show = '/call show_map {"zoom": 3}\n'
+    run, _ = ask(bench, '/call long_job {"seconds": 600}\n' + 2 * show + "/say {result}")
+    job, *shown = bench.get(run["id"])["toolInvocations"]
+    assert [call["awaiting"] for call in (run, job, *shown)] == ["client", "tool", "client", "client"]
+    for call, left in zip(shown, ("client", "tool"), strict=True):
+        submit(bench.http, call, {"result": 1})
+        assert bench.get(run["id"])["awaiting"] == left
+
+
 def test_a_call_that_awaits_its_tool_is_a_conflict(bench):
     run = bench.start('/call long_job {"seconds": 600}\n/say {result}')
     until(lambda: Run.objects.filter(parked=True).exists())
