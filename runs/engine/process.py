@@ -285,7 +285,7 @@ class Process:
         return await persist(self.db_threads, step, *args, **kwargs)
 
     async def db_for(self, user_id: int, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a database step of one user's run. Steps above the user's share of the threads wait in order."""
+        """Make a database step of a user's run. The user, whose rows may be locked, has a share of the threads."""
         places = asyncio.Semaphore(max(1, settings.RUN_WORKER_DB_THREADS // 2))
         async with self.shares.setdefault(user_id, places):
             return await self.db(step, *args, **kwargs)

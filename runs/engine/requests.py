@@ -89,7 +89,7 @@ class Wait(NamedTuple):
 
 
 class Cut(Exception):
-    """Credits or budget cut the answer within a call. ``needs``: the most that it can cost with the full limit."""
+    """Credits or budget cut the answer within a call. ``needs``: the micro-credits for the full limit."""
 
     def __init__(self, needs: int) -> None:
         self.needs = needs

@@ -12,7 +12,7 @@ from functools import partial
 
 from django.db import transaction
 
-RUN_CRASH_POINT = ""
+RUN_CRASH_POINT = ""  # only fault tests set it
 
 _frozen = False
 

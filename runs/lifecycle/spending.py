@@ -70,7 +70,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Credits or budget (``code``) are not enough for a step: the least that it ``needs`` and what is ``left``."""
+    """Credits or budget (``code``) are not enough for a step: its least and what is left, in micro-credits."""
 
     code: str
     needs: int
@@ -100,7 +100,7 @@ def refusal(run: Run, needs: int) -> Refusal | None:
 
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
-    """Hold the call's estimate. False if call or run must wait for credits. Raises ToolFailure if they are too few."""
+    """Hold the estimate. False if call or run must wait. Raises ToolFailure if credits or budget are not enough."""
     first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
