@@ -45,8 +45,6 @@ _SHAPE = re.compile(rf"aw[ks]_[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
 
 def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
     """A new key and its secret, which is not stored. Raises Conflict at API_KEY_MAX_LIVE live keys."""
-    days = API_KEY_DEFAULT_DAYS if days is None else days
-    secret = new_secret()
     with transaction.atomic():
         # Without the lock, two concurrent requests would each count one key too few.
         get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
@@ -54,16 +52,18 @@ def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey
         live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
         if live >= API_KEY_MAX_LIVE:
             raise Conflict(f"You have {live} live API keys, which is the maximum; revoke one first.")
-        key = ApiKey.objects.create(
-            user=user,
-            name=name,
-            prefix=secret[:PREFIX_LENGTH],
-            digest=digest(secret),
-            scopes=list(DEFAULT_SCOPES),
-            created_at=now,
-            expires_at=now + timedelta(days=days),
-        )
-    return key, secret
+        times = {"created_at": now, "expires_at": now + timedelta(days=days or API_KEY_DEFAULT_DAYS)}
+        return _create(ApiKey, MARK, user=user, name=name, scopes=list(DEFAULT_SCOPES), **times)
+
+
+def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) -> tuple[ServerKey, str]:
+    """A new server key and its secret, which is not stored."""
+    return _create(ServerKey, SERVER_MARK, name=name, scopes=list(scopes))
+
+
+def _create(kind: type[Any], mark: str, **fields: Any) -> tuple[Any, str]:
+    secret = new_secret(mark)
+    return kind._default_manager.create(prefix=secret[:PREFIX_LENGTH], digest=digest(secret), **fields), secret
 
 
 def find_key(secret: str, kind: type[ApiKey] | type[ServerKey] = ApiKey) -> Any:
@@ -71,13 +71,6 @@ def find_key(secret: str, kind: type[ApiKey] | type[ServerKey] = ApiKey) -> Any:
     if not is_well_formed(secret):
         return None
     return kind._default_manager.select_related().filter(digest=digest(secret)).first()
-
-
-def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) -> tuple[ServerKey, str]:
-    """A new server key and its secret, which is not stored."""
-    secret = new_secret(SERVER_MARK)
-    fields = {"name": name, "prefix": secret[:PREFIX_LENGTH], "scopes": list(scopes)}
-    return ServerKey.objects.create(digest=digest(secret), **fields), secret
 
 
 def revoke_key(key: ApiKey | ServerKey) -> bool:

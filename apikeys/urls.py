@@ -1,5 +1,3 @@
-"""Routes of API keys."""
-
 from django.urls import path
 
 from apikeys import views

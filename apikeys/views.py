@@ -11,16 +11,8 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apikeys import keys
+from apikeys import keys, serializers
 from apikeys.models import SESSION_TOKENS, ApiKey
-from apikeys.serializers import (
-    ApiKeyInputSerializer,
-    ApiKeySerializer,
-    CreatedApiKeySerializer,
-    OwnKeySerializer,
-    SessionTokenInputSerializer,
-    SessionTokenSerializer,
-)
 from config.api.authentication import username_of
 from config.api.viewsets import ServiceViewSet
 from config.kernel import clock
@@ -30,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class ApiKeyViewSet(ServiceViewSet):
-    serializer_class = ApiKeySerializer
+    serializer_class = serializers.ApiKeySerializer
     lookup_url_kwarg = "keyId"
     secret_actions = frozenset({"create"})
 
     def queryset_for(self, user: Any) -> QuerySet[ApiKey]:
         return ApiKey.objects.filter(user=user)
 
-    @extend_schema(request=ApiKeyInputSerializer, responses={201: CreatedApiKeySerializer})
+    @extend_schema(request=serializers.ApiKeyInputSerializer, responses={201: serializers.CreatedApiKeySerializer})
     def create(self, request: Request) -> Response:
         """Make an API key with the default scopes. This answer alone shows its secret."""
-        body = self.read(ApiKeyInputSerializer)
+        body = self.read(serializers.ApiKeyInputSerializer)
         key, secret = keys.create_key(request.user, name=body["name"], days=body.get("expiration_days"))
-        return Response(ApiKeySerializer(key).data | {"secret": secret}, status=201)
+        return Response(serializers.ApiKeySerializer(key).data | {"secret": secret}, status=201)
 
     def destroy(self, request: Request, keyId: str) -> Response:
         """Revoke an API key, at once and for good."""
@@ -52,7 +44,7 @@ class ApiKeyViewSet(ServiceViewSet):
 
 class OwnKeyViewSet(ServiceViewSet):
     surface = "public"
-    serializer_class = OwnKeySerializer
+    serializer_class = serializers.OwnKeySerializer
     required_scopes = {"retrieve": ""}
 
     def retrieve(self, request: Request) -> Response:
@@ -63,19 +55,19 @@ class OwnKeyViewSet(ServiceViewSet):
 class SessionTokenViewSet(ServiceViewSet):
     """The caller is a server key. Nothing is stored, so an ``Idempotency-Key`` has no effect."""
 
-    serializer_class = SessionTokenSerializer
+    serializer_class = serializers.SessionTokenSerializer
     surface = "server"
     server_scope = SESSION_TOKENS
     idempotent_actions = frozenset()
     error_statuses = {"create": {409}}
 
-    @extend_schema(request=SessionTokenInputSerializer)
+    @extend_schema(request=serializers.SessionTokenInputSerializer)
     def create(self, request: Request) -> Response:
         if settings.SESSION_ISSUER:
             raise Conflict("The identity provider issues the session tokens of this service.")
         from config.api import session_tokens  # PyJWT and cryptography, which most commands do not need
 
-        body = self.read(SessionTokenInputSerializer)
+        body = self.read(serializers.SessionTokenInputSerializer)
         user = get_user_model()._default_manager.filter(username=username_of(body["sub"])).first()
         if user is not None and (user.is_staff or user.is_superuser):
             raise ValidationFailed({"sub": ["A session token cannot stand for a staff account."]})

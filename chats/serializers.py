@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from chats.models import CLIENT_ID_MAX_CHARS, AttachmentStatus, Message
 from chats.services import CLIENT_ID
-from config.api.serializers import CamelSerializer, StrictCharField, StrictIntegerField, TimestampField
+from config.api.serializers import CamelSerializer, NullableText, StrictCharField, StrictIntegerField, TimestampField
 
 CLIENT_ID_PROBLEM = f"Use 1 to {CLIENT_ID_MAX_CHARS} printable ASCII characters."
 MEDIA_TYPE_MAX_CHARS = 127
@@ -23,14 +23,11 @@ _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", 
 
 class ChatSerializer(CamelSerializer):
     id = serializers.CharField()
-    title = serializers.CharField(
-        allow_null=True,
-        help_text="Null until the first message; then its first line, unless the chat was given a title.",
+    title = NullableText(
+        help_text="Null until the first message; then its first line, unless the chat was given a title."
     )
-    client_id = serializers.CharField(allow_null=True, help_text="The caller's own name of the chat, or null.")
-    active_run_id = serializers.CharField(
-        allow_null=True, help_text="The run that is queued, running or waiting now, or null."
-    )
+    client_id = NullableText(help_text="The caller's own name of the chat, or null.")
+    active_run_id = NullableText(help_text="The run that is queued, running or waiting now, or null.")
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -62,9 +59,7 @@ class AttachmentSerializer(CamelSerializer):
     file_name = serializers.CharField(help_text="The name that people see. It is never part of a path.")
     content_type = serializers.CharField(help_text="The media type, in lower case.")
     size_bytes = serializers.IntegerField(min_value=1, help_text="The size in bytes.")
-    sha256 = serializers.CharField(
-        allow_null=True, help_text="The SHA-256 digest in hexadecimal, or null if none was given."
-    )
+    sha256 = NullableText(help_text="The SHA-256 digest in hexadecimal, or null if none was given.")
     status = serializers.ChoiceField(
         choices=AttachmentStatus.values,
         help_text="`PENDING` until the upload is completed, then `READY`; `EXPIRED` if it was not completed in time.",

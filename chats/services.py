@@ -13,7 +13,6 @@ from chats.models import CLIENT_ID_MAX_CHARS, Attachment, Chat, Message
 from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound
-from config.kernel.ids import new_id
 
 # Printable ASCII.
 CLIENT_ID = re.compile(rf"[ -~]{{1,{CLIENT_ID_MAX_CHARS}}}")
@@ -39,17 +38,12 @@ def messages_of(user: Any) -> QuerySet[Message]:
     return Message.objects.filter(chat__user=user, chat__deleted_at=None).prefetch_related(in_order)
 
 
-def create_chat(user: Any, title: str | None = None) -> Chat:
-    now = clock.now()
-    return Chat.objects.create(user=user, title=title, created_at=now, updated_at=now)
-
-
 def make_chat(user: Any, title: str | None = None, client_id: str | None = None) -> tuple[Chat, bool]:
     """A new chat and True, or the user's live chat with this ``client_id`` and False. Concurrent calls create one."""
-    if client_id is None:
-        return create_chat(user, title), True
     now = clock.now()
     created = {"title": title, "created_at": now, "updated_at": now}
+    if client_id is None:
+        return Chat.objects.create(user=user, **created), True
     try:
         return chats_of(user).get_or_create(user=user, client_id=client_id, deleted_at=None, defaults=created)
     except IntegrityError:
@@ -95,26 +89,11 @@ def title_from(text: str) -> str | None:
     return line or None
 
 
-def add_message(
-    writes: Writes, chat_id: str, run_id: str, role: str, at: datetime, content: str = "", *, replaced: bool = False
-) -> Message:
-    message = Message(
-        id=new_id("msg"),
-        chat_id=chat_id,
-        run_id=run_id,
-        role=role,
-        content=content,
-        replaced=replaced,
-        created_at=at,
-        updated_at=at,
-    )
+def add_message(writes: Writes, chat_id: str, run_id: str, role: str, at: datetime, **about: Any) -> Message:
+    """``about``: ``content`` or ``replaced``, if they are not empty."""
+    message = Message(chat_id=chat_id, run_id=run_id, role=role, created_at=at, updated_at=at, **about)
     writes.insert(message)
     return message
-
-
-def leave_out_messages(runs: QuerySet[Any]) -> None:
-    """Mark messages as replaced, so that lists leave them out. ``runs`` selects the ids of their runs."""
-    Message.objects.filter(run_id__in=runs, replaced=False).update(replaced=True)
 
 
 def write_content(writes: Writes, message_id: str, content: str) -> None:

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -11,14 +10,13 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from config.api.negotiation import ExactJSONRenderer
-from config.api.serializers import CamelSerializer, CreditsTextField, StrictCharField, TimestampField
+from config.api.serializers import CamelSerializer, CreditsTextField, NullableText, StrictCharField, TimestampField
 from config.kernel import money
 from credits import grants
 from credits.models import REFERENCE_MAX_CHARS, Account, EntryType, LedgerEntry
 
 # Rows of a part of the CSV. Each part takes a change of threads, and other requests wait while one is made.
 ROWS_AT_ONCE = 25
-NullableText = partial(serializers.CharField, allow_null=True)
 FREE_TEXT = {"toolKey", "reason", "reference"}
 # A spreadsheet would execute text that begins like a formula. Some also accept the full-width signs.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

@@ -17,18 +17,9 @@ from django.utils.module_loading import import_string
 
 from config.api.pagination import beyond
 from config.kernel import clock
+from credits import models
 from credits.ledger import account_for
-from credits.models import (
-    CHARGES,
-    SPENDING,
-    ChatDayTotal,
-    ChatTotal,
-    DayTotal,
-    EntryType,
-    LedgerEntry,
-    RunTotal,
-    UsageTotal,
-)
+from credits.models import CHARGES, SPENDING, EntryType, LedgerEntry
 from credits.sums import NET_SPENDING
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
@@ -65,7 +56,7 @@ def _in_words(name: str) -> str:
 def summary(user_id: int, period: Period) -> dict[str, Any]:
     """Debits (captures and model usage, without refunds) by tool, largest first."""
     account = account_for(user_id)
-    sums = _sums(DayTotal, user_id, period, CHARGES, "tool_key", Coalesce("tool_key", Value("")))
+    sums = _sums(models.DayTotal, user_id, period, CHARGES, "tool_key", Coalesce("tool_key", Value("")))
     names = display_names([tool for tool in sums if tool])
     groups = [
         {
@@ -90,7 +81,8 @@ def summary(user_id: int, period: Period) -> dict[str, Any]:
 def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     """The spending of each chat less refunds, newest activity first. Deleted chats keep their title."""
     # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
-    sums = _sums(ChatDayTotal if period.start else ChatTotal, user_id, period, SPENDING, "chat_id", F("chat_id"))
+    totals = models.ChatDayTotal if period.start else models.ChatTotal
+    sums = _sums(totals, user_id, period, SPENDING, "chat_id", F("chat_id"))
     sums.pop(None, None)  # rows without a chat
     titles = import_string(settings.CREDITS_CHAT_TITLES)(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
@@ -102,7 +94,8 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
     """The chat's title, and its spending less refunds by (tool, run), newest first. (None, []) without a chat."""
-    totals = RunTotal.objects.filter(account_id=user_id, chat_id=chat_id).order_by("-latest", "run_id", "tool_key")
+    totals = models.RunTotal.objects.filter(account_id=user_id, chat_id=chat_id)
+    totals = totals.order_by("-latest", "run_id", "tool_key")
     items = [
         {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
         for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
@@ -112,7 +105,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
 
 def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
-    sums = _sums(DayTotal, user_id, period, CHARGES, "day", TruncDate("created_at", tzinfo=UTC))
+    sums = _sums(models.DayTotal, user_id, period, CHARGES, "day", TruncDate("created_at", tzinfo=UTC))
     return [
         {"date": day, "total_debited": total.amount, "records": total.records} for day, total in sorted(sums.items())
     ]
@@ -138,7 +131,7 @@ def midnight(moment: datetime) -> datetime:
 
 
 def _sums(
-    model: type[UsageTotal], user_id: int, period: Period, types: list[EntryType], key: str, key_of_row: Any
+    model: type[models.UsageTotal], user_id: int, period: Period, types: list[EntryType], key: str, key_of_row: Any
 ) -> dict[Any, _Total]:
     """The sums by ``key``: of the totals of the period's whole days, and of the rows of the day in which it begins."""
     totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)

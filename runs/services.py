@@ -11,7 +11,7 @@ from django.dispatch import receiver
 
 from chats import attachments
 from chats.models import Chat, Message
-from chats.services import add_message, chat_deleted, leave_out_messages, locking, title_from
+from chats.services import add_message, chat_deleted, locking, title_from
 from config.api.authentication import WithUser
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes
@@ -231,7 +231,7 @@ def _start_run(
     logs.run_id.set(run_id)
     also = Writes()
     now = clock.after(chat.updated_at)
-    user_message = add_message(also, chat.pk, run_id, Message.Role.USER, now, message)
+    user_message = add_message(also, chat.pk, run_id, Message.Role.USER, now, content=message)
     run = Run(
         id=run_id,
         chat=chat,
@@ -272,7 +272,8 @@ def _replace(replaced: Run, by: str) -> None:
     later = Run.objects.filter(chat=replaced.chat_id, created_at__gte=replaced.created_at)
     later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
     # A second statement: it also sees an assistant's message that was added while the first one waited.
-    leave_out_messages(later.order_by().values("pk"))
+    messages = Message.objects.filter(run_id__in=later.order_by().values("pk"), replaced=False)
+    messages.update(replaced=True)
 
 
 def _take_from_agent(run: Run, agent: AgentVersion) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from config.api.serializers import CamelSerializer, StrictBooleanField, StrictCharField, TimestampField
+from config.api.serializers import CamelSerializer, NullableText, StrictBooleanField, StrictCharField, TimestampField
 from config.kernel import clock
 from webhooks.events import Event
 from webhooks.models import Delivery, Endpoint
@@ -75,7 +75,7 @@ class AttemptSerializer(CamelSerializer):
     status_code = serializers.IntegerField(
         allow_null=True, help_text="The HTTP status of the answer, or null if there was no answer."
     )
-    error = serializers.CharField(allow_null=True, help_text="Why there was no answer, or null.")
+    error = NullableText(help_text="Why there was no answer, or null.")
 
 
 class EmptyAsNull(serializers.CharField):

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Prefetch, QuerySet
+from django.db.models import QuerySet
 
 from config.database import batches
 from config.kernel import clock
@@ -41,13 +41,6 @@ def endpoint_of(user: Any, *, lock: bool = False) -> Endpoint:
     if endpoint is None:
         raise NotFound
     return endpoint
-
-
-def deliveries_of(user: Any, status: str | None = None) -> QuerySet[Delivery]:
-    """The user's deliveries, also those to deleted endpoints."""
-    attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
-    found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
-    return found.filter(status=status) if status else found
 
 
 @transaction.atomic

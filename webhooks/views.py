@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.db.models import Prefetch
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -11,7 +12,7 @@ from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
 from config.limits.window import Bucket
 from webhooks import services
-from webhooks.models import Delivery
+from webhooks.models import Attempt, Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
 
 TESTS_PER_MINUTE = 10
@@ -62,4 +63,8 @@ class DeliveryViewSet(ServiceViewSet):
     query_parameters = {"list": [STATUS]}
 
     def queryset_for(self, user: Any) -> Any:
-        return services.deliveries_of(user, self.request.query_params.get("status"))
+        """The user's deliveries, also those to deleted endpoints."""
+        attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
+        found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
+        status = self.request.query_params.get("status")
+        return found.filter(status=status) if status else found

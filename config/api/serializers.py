@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any, ClassVar, Self
 
@@ -138,6 +138,9 @@ class CreditsTextField(serializers.ReadOnlyField):
 
     def to_representation(self, value: int) -> str:
         return money.to_text(value)
+
+
+NullableText = partial(serializers.CharField, allow_null=True)
 
 
 class StrictCharField(serializers.CharField):

@@ -7,7 +7,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from chats.services import create_chat
+from chats.services import make_chat
 from runs import catalogue
 from runs.catalogue import agents
 from runs.models import OUTPUT_TOOL, Agent, AgentModel, Provider, Run, Tool
@@ -230,7 +230,7 @@ def test_runs_are_filtered_by_agent_and_by_version(support, session, public):
 
 
 def test_a_run_with_an_agent_costs_one_query_more_at_most(support, user, session):
-    chat = create_chat(user).pk
+    chat = make_chat(user)[0].pk
 
     def queries(**body: Any) -> int:
         sent = {"message": "Hi", "onActiveRun": "enqueue"} | body

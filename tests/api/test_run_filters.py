@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from chats.services import create_chat
+from chats.services import make_chat
 from config.kernel import clock
 from runs.models import Run, RunMetadata
 from tests import factories
@@ -54,7 +54,7 @@ def problem(client: Any, query: str) -> dict[str, Any]:
 
 
 def test_metadata_is_given_back_as_it_came(session, public, user):
-    chat = create_chat(user).pk
+    chat = make_chat(user)[0].pk
     for given in ({"customer": "c-42", "A.b_c-1": ""}, LONGEST):
         run = start(session, chat, metadata=given).json()
         assert run["metadata"] == given
@@ -80,7 +80,7 @@ def test_metadata_is_given_back_as_it_came(session, public, user):
     ],
 )
 def test_other_metadata_is_refused(session, user, given, field):
-    answer = start(session, create_chat(user).pk, metadata=given)
+    answer = start(session, make_chat(user)[0].pk, metadata=given)
     assert answer.status_code == 400
     assert list(answer.json()["error"]["details"]["fields"]) == [field]
 

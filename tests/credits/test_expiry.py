@@ -119,6 +119,13 @@ class TestExpiry:
         soon = give(user, 40, now.now + HOUR)
         assert unspent(user.pk) == {late.pk: 20, soon.pk: 40}
 
+    def test_what_was_spent_on_an_earlier_day_counts_once(self, user, now):
+        first = give(user, 10, now.now + 60 * HOUR)
+        spend(user, 6)
+        now.now += 30 * HOUR
+        second = give(user, 11, now.now + 60 * HOUR)
+        assert unspent(user.pk) == {first.pk: 4, second.pk: 11}
+
     def test_a_grant_pays_a_debt_first(self, user, now):
         ledger.adjust(user.pk, -30, reason="r", staff=clerk())
         now.now += timedelta(seconds=1)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from chats.services import create_chat, delete_chat
+from chats.services import delete_chat, make_chat
 from config.kernel import clock
 from config.kernel.clock import iso
 from credits import ledger
@@ -151,7 +151,7 @@ class TestPeriods:
 class TestByChat:
     def test_sums_all_rows_of_a_chat_newest_activity_first(self, session, user, now):
         start = now.now
-        mine, untitled, gone = (create_chat(user, title) for title in ("Mine", None, "Gone"))
+        mine, untitled, gone = (make_chat(user, title)[0] for title in ("Mine", None, "Gone"))
         spent = spend(user, 12 * CREDIT, chat=gone.pk)
         delete_chat(gone)
         now.now = start + timedelta(seconds=1)
@@ -186,7 +186,7 @@ class TestByChat:
 
     def test_every_chat_has_its_title(self, session, user, now, monkeypatch):
         monkeypatch.setattr("chats.services.TITLES_BY_ID_MOST", 2)
-        chats = [create_chat(user, f"Chat {number}") for number in range(5)]
+        chats = [make_chat(user, f"Chat {number}")[0] for number in range(5)]
         for chat in chats[:4]:
             spend(user, 5, chat=chat.pk)
         delete_chat(chats[0])
@@ -201,7 +201,7 @@ class TestByChat:
 class TestOfChat:
     def test_one_row_per_tool_and_run(self, session, user, now):
         start = now.now
-        chat = create_chat(user, "Sales")
+        chat = make_chat(user, "Sales")[0]
         first = spend(user, 12 * CREDIT, chat=chat.pk, run="run_1", tool="draw_chart")
         spend(user, 1 * CREDIT, chat=chat.pk, run="run_1", tool="draw_chart")
         now.now = start + timedelta(seconds=1)
@@ -227,7 +227,7 @@ class TestOfChat:
         }
 
     def test_a_deleted_chat_is_still_reported(self, session, user, now):
-        chat = create_chat(user, "Gone")
+        chat = make_chat(user, "Gone")[0]
         spend(user, CREDIT, chat=chat.pk)
         delete_chat(chat)
         body = get(session, OF_CHAT + chat.pk)
@@ -236,7 +236,7 @@ class TestOfChat:
 
     def test_another_users_chat_is_empty(self, session, user, now):
         other = UserFactory()
-        chat = create_chat(other, "Theirs")
+        chat = make_chat(other, "Theirs")[0]
         spend(other, 5, chat=chat.pk)
         assert get(session, OF_CHAT + chat.pk) == {"chatTitle": None, "items": []}
         assert get(session_client(other), OF_CHAT + chat.pk)["chatTitle"] == "Theirs"

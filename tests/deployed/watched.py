@@ -67,7 +67,7 @@ with connection.cursor() as cursor:
 UNTOLD = f"""
 from django.contrib.auth.models import User
 from opentelemetry.propagate import extract
-from chats.services import create_chat
+from chats.services import make_chat
 from config.queue import nudges
 from config.telemetry import tracing
 from runs import services
@@ -78,7 +78,7 @@ for role in Group.objects.all():
 nudges.nudge = lambda *message, **options: None
 ada = User.objects.get(username="ada")
 with tracing.span("asked", parent=extract({{"traceparent": "00-{UNTOLD_TRACE}-{CALLER}-01"}})):
-    services.start_run(ada, create_chat(ada).pk, message="/say boom-text {MESSAGE}", request_id="untold")
+    services.start_run(ada, make_chat(ada)[0].pk, message="/say boom-text {MESSAGE}", request_id="untold")
 """
 
 

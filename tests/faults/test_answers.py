@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from chats.services import create_chat
+from chats.services import make_chat
 from config.kernel import clock
 from credits import ledger
 from runs import lifecycle, services
@@ -36,7 +36,7 @@ OUTCOMES = {
 
 def waiting_run(user: Any) -> Waitpoint:
     """A run that waits for approval, in the state that its worker leaves."""
-    run = services.start_run(user, create_chat(user).pk, message="x")
+    run = services.start_run(user, make_chat(user)[0].pk, message="x")
     claimed = lifecycle.claim(run.pk, "wrk_test")
     assert claimed
     now = clock.now()

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 
 from chats.models import Chat
-from chats.services import create_chat, delete_chat, rename_chat
+from chats.services import delete_chat, make_chat, rename_chat
 from credits import ledger
 from runs import services
 from runs.models import AgentModel, Provider, Run, Tool
@@ -29,29 +29,30 @@ def start(client: Any, chat_id: str, body: dict[str, Any]) -> tuple[int, str]:
     "body", [UNKNOWN, {"message": "Hello", "tools": ["none"]}, {"message": ""}, {"message": "Hello"}]
 )
 def test_chat_of_another_user_is_404_for_any_body(session, body):
-    anothers = create_chat(factories.UserFactory()).pk
+    anothers = make_chat(factories.UserFactory())[0].pk
     assert start(session, anothers, body) == start(session, "chat_none", body) == (404, "NOT_FOUND")
 
 
 def test_body_is_checked_before_the_chat_and_the_chat_before_the_credits(session, user):
-    chat_id = create_chat(user).pk
+    chat_id = make_chat(user)[0].pk
     assert start(session, chat_id, {"message": "/wait 1"}) == (201, "")
     spend(user, 100_000_000, chat=chat_id)
     assert ledger.account_for(user.pk).available <= 0
     assert start(session, chat_id, UNKNOWN) == (400, "VALIDATION_ERROR")
     assert start(session, chat_id, {"message": "Hello"}) == (409, "RUN_IN_PROGRESS")
-    assert start(session, create_chat(user).pk, {"message": "Hello"}) == (402, "INSUFFICIENT_CREDITS")
+    assert start(session, make_chat(user)[0].pk, {"message": "Hello"}) == (402, "INSUFFICIENT_CREDITS")
 
 
 def test_a_name_that_staff_have_just_added_is_known_at_once(session, user):
-    assert start(session, create_chat(user).pk, {"message": "Hello"}) == (201, "")  # the process has read the catalogue
+    # The process has read the catalogue.
+    assert start(session, make_chat(user)[0].pk, {"message": "Hello"}) == (201, "")
     AgentModel.objects.create(
         name="new", display_name="New", provider=Provider.objects.get(name="demo"), provider_model="demo", price_in=0,
         price_out=0,
     )  # fmt: skip
     Tool.objects.create(name="new_tool", display_name="New", node_type="http", url="http://x.test/", price=0)
-    assert start(session, create_chat(user).pk, {"message": "Hello", "model": "new"}) == (201, "")
-    assert start(session, create_chat(user).pk, {"message": "Hello", "tools": ["new_tool"]}) == (201, "")
+    assert start(session, make_chat(user)[0].pk, {"message": "Hello", "model": "new"}) == (201, "")
+    assert start(session, make_chat(user)[0].pk, {"message": "Hello", "tools": ["new_tool"]}) == (201, "")
 
 
 def start_another(chat: Chat) -> None:
@@ -77,14 +78,14 @@ def start_and_cancel_another(chat: Chat) -> None:
 def test_a_start_sees_what_another_request_does_to_the_chat_meanwhile(
     session: Any, user: Any, monkeypatch: Any, change: Callable[[Chat], None], answer: Any, title: Any, messages: Any
 ) -> None:
-    chat = create_chat(user)
+    chat = make_chat(user)[0]
     add_message = services.add_message
     changes = [change]
 
-    def after_the_chat_is_read(*arguments: Any) -> Any:
+    def after_the_chat_is_read(*arguments: Any, **about: Any) -> Any:
         if changes:
             changes.pop()(Chat.objects.get(pk=chat.pk))
-        return add_message(*arguments)
+        return add_message(*arguments, **about)
 
     monkeypatch.setattr(services, "add_message", after_the_chat_is_read)
     assert start(session, chat.pk, {"message": "Hello"}) == answer
@@ -99,7 +100,7 @@ def test_a_start_sees_what_another_request_does_to_the_chat_meanwhile(
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite writes in steps, in a transaction")
 @pytest.mark.django_db(transaction=True)
 def test_a_start_takes_two_statements(session: Any, user: Any, django_assert_num_queries: Any) -> None:
-    chats = [create_chat(user).pk for _ in range(2)]
+    chats = [make_chat(user)[0].pk for _ in range(2)]
     assert start(session, chats[0], {"message": "Hello"}) == (201, "")
     with django_assert_num_queries(2):  # the chat with its user and the credits, all writes
         assert start(session, chats[1], {"message": "Hello"}) == (201, "")
@@ -116,6 +117,6 @@ def test_a_schema_is_checked_before_the_transaction_of_a_key_begins(session, use
 
     monkeypatch.setattr(schema, "_check", note)
     body = {"message": "Hello", "outputSchema": {"type": "object"}}
-    path = f"/api/v1/chats/{create_chat(user).pk}/runs"
+    path = f"/api/v1/chats/{make_chat(user)[0].pk}/runs"
     assert session.post(path, body, format="json", HTTP_IDEMPOTENCY_KEY="a").status_code == 201
     assert inside == [False]

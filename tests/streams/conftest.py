@@ -56,7 +56,7 @@ def make_run() -> Callable[..., Run]:
         made = first_id("run", clock.now() - timedelta(days=days))
         run = Run(id=made + new_id("run")[len(made) :], chat=chat, user=user, status=RunStatus.RUNNING)
         writes = Writes()
-        run.user_message_id = add_message(writes, chat.pk, run.pk, "user", clock.now(), "Hello").pk
+        run.user_message_id = add_message(writes, chat.pk, run.pk, "user", clock.now(), content="Hello").pk
         run.assistant_message_id = add_message(writes, chat.pk, run.pk, "assistant", clock.now()).pk
         writes.do()
         run.save(force_insert=True)

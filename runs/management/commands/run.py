@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rest_framework.exceptions import ValidationError
 
-from chats.services import create_chat
+from chats.services import make_chat
 from config.api.authentication import user_of
 from config.api.errors import to_domain_error
 from config.kernel import clock
@@ -47,7 +47,7 @@ class Command(BaseCommand):
             raise CommandError(f"The user {owner.get_username()} is not active.")
         try:
             asked = RunInput.validated(body)
-            run = services.start_run(owner, create_chat(owner).pk, **asked)
+            run = services.start_run(owner, make_chat(owner)[0].pk, **asked)
         except (ValidationError, DomainError) as error:
             raise CommandError(to_domain_error(error).message) from None
         self.say(run.pk)
