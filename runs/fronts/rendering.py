@@ -75,17 +75,13 @@ class Rendering(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run_id, self.chat_id, self.message_id = run.pk, run.chat_id, run.assistant_message_id
-        self.begun = False
-        self.over = False
-        self.has_ended = False
+        self.begun = self.over = self.has_ended = False
         # The number of turns that showed something. ``calls_of``: the turn index of the last one's calls, or None.
         self.turn = 0
         self.calls_of: int | None = None
         # Characters of the message so far, and how many of them belong to earlier turns.
-        self.length = 0
-        self.earlier = 0
-        self.text_is_open = False
-        self.has_text = False
+        self.length = self.earlier = 0
+        self.text_is_open = self.has_text = False
         self.calls: dict[str, Call] = {}
         # The last waitpoint, and its call or the one that stands for it.
         self.asked: tuple[Data, Call] | None = None

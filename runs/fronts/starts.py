@@ -17,7 +17,7 @@ from config.kernel.jsontext import dumps
 from runs import services
 from runs.events import join_text
 from runs.fronts.rendering import CLIENT
-from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, RunStatus
+from runs.models import ClientRun, Run, RunStatus
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
@@ -104,7 +104,7 @@ def start_once(
                 return row or ClientRun(chat=chat, key=key, run=before)
             options = options | {"replaces": before.pk}
         live = repeated(chat, repeated_id, options.get("message")) if row is None else None
-        if live and live.status in LIVE_RUN_STATUSES:
+        if live and not live.is_over:
             return ClientRun.objects.create(chat=chat, key=key, run=live)
         replaced = Run.objects.filter(pk=options.get("replaces"), chat=chat).first() if "replaces" in options else None
         later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at) if replaced else Run.objects.none()

@@ -13,7 +13,7 @@ from chats.models import Message
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from runs import events
-from runs.models import FINAL_RUN_STATUSES, Run, RunEvent
+from runs.models import Run, RunEvent
 
 PAGE_EVENTS = 200
 PAGE_CHARS = 64 * 1024
@@ -80,7 +80,7 @@ def rebuilt(run_id: str, after: int) -> list[Event]:
     client that has a part of the text gets ``message.reset`` first.
     """
     run = Run.objects.filter(pk=run_id).first()
-    if run is None or run.status not in FINAL_RUN_STATUSES:
+    if run is None or not run.is_over:
         return []
     last = run.last_stream_index
     message = Message.objects.filter(pk=run.assistant_message_id).first() if run.assistant_message_id else None

@@ -15,7 +15,7 @@ from config.api.negotiation import AnyMediaType
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import Unavailable, ValidationFailed
 from runs.events import StreamType
-from runs.models import FINAL_RUN_STATUSES, Run
+from runs.models import Run
 from runs.streams import reads
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event
@@ -27,6 +27,8 @@ COMMENT = b": keep-alive\n"
 # Line breaks in Unicode, but not in JSON or server-sent events. Many clients split lines as Unicode does.
 LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 POSITION_MAX_DIGITS = 18
+SENT_AGAIN = "The same, as clients that reconnect send it; it counts before `after`."
+AT_THE_END = "`Last-Event-ID` is the last index of a finished run, or larger: do not reconnect."
 POSITION = {"type": "integer", "minimum": 0, "maximum": 10**POSITION_MAX_DIGITS - 1}
 
 
@@ -90,7 +92,7 @@ def opening_of(request: Request, run: Run, after: int = 0, place: str | None = N
         run_id=run.pk,
         after=after,
         last=run.last_stream_index,
-        over=run.status in FINAL_RUN_STATUSES,
+        over=run.is_over,
         user_id=user.pk,
         key_id=None if session else auth.pk,
         expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
@@ -114,26 +116,16 @@ class StreamViewSet(ServiceViewSet):
             "happen; the stream ends after the last event of a finished run. `id` is the event's index, `data` a JSON "
             f"object. Types: {', '.join(StreamType)}."
         ),
-        parameters=[
-            OpenApiParameter(
-                "Last-Event-ID",
-                POSITION,
-                OpenApiParameter.HEADER,
-                description="The same, as clients that reconnect send it; it counts before `after`.",
-            )
-        ],
+        parameters=[OpenApiParameter("Last-Event-ID", POSITION, OpenApiParameter.HEADER, description=SENT_AGAIN)],
         responses={
             (200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events."),
-            204: OpenApiResponse(
-                description="`Last-Event-ID` is the last index of a finished run, or larger: do not reconnect."
-            ),
+            204: OpenApiResponse(description=AT_THE_END),
         },
     )
     def stream(self, request: Request, runId: str) -> HttpResponseBase:
         after = position_of(request)
         run: Run = self.get_object()
-        over = run.status in FINAL_RUN_STATUSES
-        if over and request.headers.get("Last-Event-ID") and after >= run.last_stream_index:
+        if run.is_over and request.headers.get("Last-Event-ID") and after >= run.last_stream_index:
             return Response(status=204)  # an EventSource reconnects after every other end of a stream
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)

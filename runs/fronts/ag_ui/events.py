@@ -14,7 +14,7 @@ from config.kernel.jsontext import to_text
 from runs.events import StreamType
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering, amounts
-from runs.models import FINAL_INVOCATION_STATUSES, ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
+from runs.models import ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
 from runs.streams.reads import Event, existing
 from runs.streams.views import as_line
 from runs.tools.base import shown_result
@@ -271,7 +271,7 @@ def _shown(row: Message, recorded: Mapping[str, Recorded], names: Mapping[str, s
         said = ({"content": text} if text else {}) | ({"toolCalls": made} if made else {})
         yield {"id": turn_message(row.pk, turn), "role": "assistant", **said}
         for call in calls:
-            if call.status in FINAL_INVOCATION_STATUSES:
+            if not call.is_open:
                 result, _ = shown_result(vars(call)["result_start"], call.result_urls)
                 yield tool_message(call.pk, told(call.status, result, call.error_message))
 

@@ -23,14 +23,14 @@ from runs.fronts.ag_ui.requests import Sent
 from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import FrontViewSet
-from runs.models import FINAL_INVOCATION_STATUSES, LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
+from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
 DEFAULT = "default"
 NO_AGENT = "There is no agent with this name."
-# Of a request that shows runs in line: what names the run that it answered.
-ANSWER = "ag-ui answered"
+# The kind of the key that names the run that a request answered, if it shows runs in line.
+ANSWERED = "ag-ui answered"
 # The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
 # The most messages that a connecting client gets.
@@ -65,7 +65,7 @@ class Answered(NamedTuple):
         """Whether the stream shows this run, and not that of the request's ``row``. Some clients answer under the AG-UI
         id of the run that asked. If the row has another run, it belongs to a message beside the answers.
         """
-        return not self.is_late or (row.run_id != self.run.pk and self.run.status in LIVE_RUN_STATUSES)
+        return not self.is_late or (row.run_id != self.run.pk and not self.run.is_over)
 
 
 class AgUiViewSet(FrontViewSet):
@@ -105,7 +105,8 @@ class AgUiViewSet(FrontViewSet):
             elif line:
                 ClientRun.objects.filter(pk=row.pk).update(**kept)
             if line:
-                ClientRun.objects.get_or_create(chat=chat, key=starts.key_of(ANSWER, sent.name), defaults={"run": run})
+                first = {"chat": chat, "key": starts.key_of(ANSWERED, sent.name)}
+                ClientRun.objects.get_or_create(**first, defaults={"run": run})
             row = ClientRun(run=run, index=index)
         if row is None and sent.trailing and (newest := self.newest(chat)) is not None:
             row = ClientRun(run=newest)
@@ -152,7 +153,7 @@ class AgUiViewSet(FrontViewSet):
         if run is None and not sent.trailing:
             key = starts.key_of("ag-ui", sent.name, sent.message_id)
             run = self.started(chat, key, sent, agent, on_active_run="enqueue").run
-        return run if run and run.pk != answered.pk and run.status in LIVE_RUN_STATUSES else None
+        return run if run and run.pk != answered.pk and not run.is_over else None
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class AgUiViewSet(FrontViewSet):
         results, given = sent.results(), set[str]()
         ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
         for call in ours.filter(pk__in=[*results][-RESULTS_MAX:]).select_related("run"):
-            is_late &= call.status in FINAL_INVOCATION_STATUSES
+            is_late &= not call.is_open
             self.submit(call, results[call.pk])
             given.add(call.pk)
             run = run or call.run
@@ -226,7 +227,7 @@ class AgUiViewSet(FrontViewSet):
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         rendering, last = self.rendering(run, sent.thread, sent.name), run.last_stream_index
         ends: list[Part] = [rendering.of_run("RUN_FINISHED")]
-        if run.status not in LIVE_RUN_STATUSES:
+        if run.is_over:
             shown = events.messages_of(run, Message.objects.all())
         else:
             seen = AgUi(run, sent.thread, sent.name)
@@ -255,7 +256,7 @@ class AgUiViewSet(FrontViewSet):
         first = last = self.active_run(chat) if chat else None
         if chat is not None and name is not None:
             # The named run may be in line. Its stream shows the runs before it.
-            row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWER))
+            row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWERED))
             last = row.run if row else None
             first = answered.run if answered else last
         stopped = False

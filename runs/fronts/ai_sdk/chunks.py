@@ -15,17 +15,7 @@ from config.kernel.jsontext import parse_value
 from runs.events import request_payload
 from runs.fronts.reads import Recorded
 from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering, amounts
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    Awaiting,
-    InvocationStatus,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.serializers import ToolInvocationSerializer, UsageSerializer
 from runs.tools.base import ASK_USER
 
@@ -185,9 +175,15 @@ def ui_message(message: Message, recorded: dict[str, Recorded], base: str) -> di
     if message.role == Message.Role.USER:
         return {"id": message.pk, "role": "user", "parts": _sent(message, base)}
     shown: dict[str, Any] = {"id": message.pk, "role": "assistant"}
-    if (run := recorded.get(message.run_id)) is None:
+    if (found := recorded.get(message.run_id)) is None:
         return shown | {"parts": [STEP, {"type": "text", "text": message.content, "state": "done"}]}
-    return shown | {"metadata": _metadata(run.run), "parts": _parts(message, run)}
+    run = found.run
+    about: dict[str, Any] = {"runId": run.pk, "chatId": run.chat_id}
+    if run.status == RunStatus.COMPLETED:
+        about |= completed(run)
+    elif run.status == RunStatus.FAILED:
+        about |= {"status": run.status, "errorCode": run.error_code}
+    return shown | {"metadata": about, "parts": _parts(message, found)}
 
 
 def _sent(message: Message, base: str) -> list[dict[str, Any]]:
@@ -197,13 +193,6 @@ def _sent(message: Message, base: str) -> list[dict[str, Any]]:
         for file in message.attachments.all()
     ]
     return [{"type": "text", "text": message.content}, *files]
-
-
-def _metadata(run: Run) -> dict[str, Any]:
-    about = {"runId": run.pk, "chatId": run.chat_id}
-    if run.status == RunStatus.COMPLETED:
-        return about | completed(run)
-    return about | ({"status": run.status, "errorCode": run.error_code} if run.status == RunStatus.FAILED else {})
 
 
 def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
@@ -237,15 +226,14 @@ def _is_beside(call: ToolInvocation, before: list[ToolInvocation], recorded: Rec
 
 def _tool(row: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
     call, approval = Call.of(row), recorded.approval_of(row)
-    is_over = row.status in FINAL_INVOCATION_STATUSES
-    part = {"type": "dynamic-tool"} | shown(call) | ({"providerExecuted": True} if is_over else executed(call))
+    part = {"type": "dynamic-tool"} | shown(call) | (executed(call) if row.is_open else {"providerExecuted": True})
     if approval is not None:
         part["approval"] = _approval(approval)
     return part | _state(row, call, approval)
 
 
 def _state(row: ToolInvocation, call: Call, approval: Waitpoint | None) -> dict[str, Any]:
-    if row.status in FINAL_INVOCATION_STATUSES:
+    if not row.is_open:
         return ended_as(call, row.status, ToolInvocationSerializer(row).data["result"], row.error_message)
     if approval is not None and row.status == InvocationStatus.PENDING:
         is_pending = approval.status == WaitpointStatus.PENDING

@@ -28,7 +28,7 @@ from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
-from runs.models import LIVE_RUN_STATUSES, Run, Waitpoint
+from runs.models import Run, Waitpoint
 from runs.streams.views import CONTENT_TYPE
 
 FILE_NAME_MAX_CHARS = 255
@@ -215,7 +215,7 @@ class AiSdkViewSet(FrontViewSet):
         if sent.regenerates != before.assistant_message_id:
             row = starts.find(chat, starts.key_of("regenerate", before.pk))
             before = row.run if row else before
-            works = before.status in LIVE_RUN_STATUSES and "on_active_run" not in options
+            works = not before.is_over and "on_active_run" not in options
             if works and not starts.waits_for_caller(chat) and Run.objects.filter(replaced_by=before).exists():
                 return before
         key = starts.key_of("regenerate", before.pk)
