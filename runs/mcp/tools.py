@@ -7,21 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.core.validators import RegexValidator
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.schemas.openapi import AutoSchema
+from rest_framework.serializers import BooleanField, ListField
 
 from chats.serializers import ChatInput
 from chats.views import ChatViewSet
-from config.api import idempotency, pagination, ratelimit
-from config.api.serializers import (
-    CamelSerializer,
-    CreditsNumberField,
-    NoInput,
-    StrictCharField,
-    StrictIntegerField,
-    StrictNumberField,
-)
+from config.api import idempotency, pagination, ratelimit, serializers
 from config.api.viewsets import ServiceViewSet
 from config.kernel import money
 from config.kernel.errors import Forbidden, ValidationFailed
@@ -40,13 +32,13 @@ Object = dict[str, Any]
 WAITPOINT_STATE = {"id", "agentRunId", "kind", "status", "expiresAt", "resolvedAt"}
 
 
-class PageInput(CamelSerializer):
-    limit = StrictIntegerField(required=False, min_value=1, max_value=pagination.API_PAGE_SIZE_MAX)
-    cursor = StrictCharField(required=False, help_text="The nextCursor of the page before.")
+class PageInput(serializers.CamelSerializer):
+    limit = serializers.StrictIntegerField(required=False, min_value=1, max_value=pagination.API_PAGE_SIZE_MAX)
+    cursor = serializers.StrictCharField(required=False, help_text="The nextCursor of the page before.")
 
 
-class KeyInput(CamelSerializer):
-    idempotency_key = StrictCharField(
+class KeyInput(serializers.CamelSerializer):
+    idempotency_key = serializers.StrictCharField(
         required=False,
         trim_whitespace=False,
         min_length=1,
@@ -57,7 +49,7 @@ class KeyInput(CamelSerializer):
 
 
 class StartInput(KeyInput):
-    wait_seconds = StrictNumberField(required=False, default=0, min_value=0, max_value=WAIT_MAX_SECONDS)
+    wait_seconds = serializers.StrictNumberField(required=False, default=0, min_value=0, max_value=WAIT_MAX_SECONDS)
 
 
 class InputSchema(AutoSchema):
@@ -66,12 +58,12 @@ class InputSchema(AutoSchema):
     def map_field(self, field: Any) -> dict[str, Any]:
         if own := getattr(field, "json_schema", None):
             return dict(own)
-        if isinstance(field, CreditsNumberField):
+        if isinstance(field, serializers.CreditsNumberField):
             return {"type": "number"} | ({} if field.minimum is None else {"minimum": money.to_number(field.minimum)})
         schema: dict[str, Any] = super().map_field(field)
-        if isinstance(field, serializers.BooleanField):
+        if isinstance(field, BooleanField):
             schema["type"] = "boolean"
-        if isinstance(field, serializers.ListField):
+        if isinstance(field, ListField):
             self.map_field_validators(field.child, schema["items"])
         return schema
 
@@ -91,10 +83,9 @@ class McpTool:
 
     view: type[ServiceViewSet]
     action: str
-    description: str
     path: str = ""
-    own: type[CamelSerializer] = NoInput
-    body: tuple[type[CamelSerializer], ...] = ()
+    own: type[serializers.CamelSerializer] = serializers.NoInput
+    body: tuple[type[serializers.CamelSerializer], ...] = ()
     shows: type[ServiceViewSet] | None = None
     state: Collection[str] | None = None
 
@@ -115,7 +106,7 @@ class McpTool:
         required = [*path, *(key for schema in schemas[:2] for key in schema.get("required", ()))]
         schema = {"type": "object", "properties": properties, "required": required}
         hints = {"readOnlyHint": self.scope.endswith(":read"), "openWorldHint": self.starts_run}
-        about = {"name": name, "title": name.replace("_", " ").capitalize(), "description": self.description}
+        about = {"name": name, "title": name.replace("_", " ").capitalize(), "description": DESCRIPTIONS[name]}
         return about | {"inputSchema": schema, "annotations": hints}
 
 
@@ -185,59 +176,32 @@ def has_scope(request: Request, scope: str) -> bool:
     return scope in key.scopes
 
 
+DESCRIPTIONS = {
+    "list_chats": "The user's chats, newest first, as a page of items and a nextCursor.",
+    "create_chat": "Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the "
+    "result.",
+    "start_run": "Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, "
+    "sooner if the run has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app "
+    "(awaiting client, see submit_tool_result). The agent's text is in answer. Look at an unfinished run again "
+    "with get_run.",
+    "get_run": "A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far.",
+    "cancel_run": "Ends a run. A finished one stays unchanged.",
+    "respond_to_waitpoint": "Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind "
+    "CLARIFICATION, answer; with a schema in its requestPayload: data that fits it, or declined). The first answer "
+    "counts.",
+    "submit_tool_result": "Gives the outcome of a tool call that awaits the caller's app (awaiting client): its "
+    "result, or why it failed (error). The first counts.",
+    "get_credits": "The user's balance, the credits held for tool calls in progress, and the available credits.",
+}
 TOOLS = {
-    "list_chats": McpTool(
-        ChatViewSet, "list", "The user's chats, newest first, as a page of items and a nextCursor.", own=PageInput
-    ),
-    "create_chat": McpTool(
-        ChatViewSet,
-        "create",
-        "Creates a chat, in which runs can be started. With the clientId of a chat, that chat is the result.",
-        own=KeyInput,
-        body=(ChatInput,),
-        shows=ChatViewSet,
-    ),
-    "start_run": McpTool(
-        ChatRunViewSet,
-        "create",
-        "Sends a message to the agent in a chat. Answers with the run: after waitSeconds at the latest, sooner if the "
-        "run has ended, waits for an answer (status waiting, pendingWaitpoint) or awaits the caller's app (awaiting "
-        "client, see submit_tool_result). The agent's text is in answer. Look at an unfinished run again with get_run.",
-        "chatId",
-        StartInput,
-        (RunInput,),
-        RunViewSet,
-        RUN_STATE,
-    ),
-    "get_run": McpTool(
-        RunViewSet,
-        "retrieve",
-        "A run with its status, tool calls, credits and pending waitpoint, and the agent's text so far.",
-        "runId",
-    ),
-    "cancel_run": McpTool(
-        RunViewSet, "cancel", "Ends a run. A finished one stays unchanged.", "runId", state=RUN_STATE
-    ),
+    "list_chats": McpTool(ChatViewSet, "list", own=PageInput),
+    "create_chat": McpTool(ChatViewSet, "create", own=KeyInput, body=(ChatInput,), shows=ChatViewSet),
+    "start_run": McpTool(ChatRunViewSet, "create", "chatId", StartInput, (RunInput,), RunViewSet, RUN_STATE),
+    "get_run": McpTool(RunViewSet, "retrieve", "runId"),
+    "cancel_run": McpTool(RunViewSet, "cancel", "runId", state=RUN_STATE),
     "respond_to_waitpoint": McpTool(
-        WaitpointViewSet,
-        "respond",
-        "Approves or refuses credits (kind CREDIT_APPROVAL, approved), or answers a question (kind CLARIFICATION, "
-        "answer; with a schema in its requestPayload: data that fits it, or declined). The first answer counts.",
-        "waitpointId",
-        body=(AnswerKind, *ANSWERS.values()),
-        state=WAITPOINT_STATE,
+        WaitpointViewSet, "respond", "waitpointId", body=(AnswerKind, *ANSWERS.values()), state=WAITPOINT_STATE
     ),
-    "submit_tool_result": McpTool(
-        ToolInvocationViewSet,
-        "submit",
-        "Gives the outcome of a tool call that awaits the caller's app (awaiting client): its result, or why it failed "
-        "(error). The first counts.",
-        "toolInvocationId",
-        body=(CallResultInput,),
-    ),
-    "get_credits": McpTool(
-        AccountViewSet,
-        "retrieve",
-        "The user's balance, the credits held for tool calls in progress, and the available credits.",
-    ),
+    "submit_tool_result": McpTool(ToolInvocationViewSet, "submit", "toolInvocationId", body=(CallResultInput,)),
+    "get_credits": McpTool(AccountViewSet, "retrieve"),
 }
