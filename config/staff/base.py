@@ -169,11 +169,8 @@ def span(lasted: timedelta) -> str:
 def model_of(key: str) -> type[Model] | None:
     """The model whose ids have the prefix of ``key``, if the admin shows it."""
     prefix = key.partition("_")[0]
-    for model in apps.get_models():
-        field = model._meta.pk
-        if isinstance(field, IdField) and field.prefix == prefix and admin.site.is_registered(model):
-            return model
-    return None
+    shown = filter(admin.site.is_registered, apps.get_models())
+    return next((model for model in shown if getattr(model._meta.pk, "prefix", None) == prefix), None)
 
 
 def page_of(model: type[Model], key: str) -> str:

@@ -190,21 +190,12 @@ class AgentAdmin(CatalogueAdmin):
         if {left, right} - found.keys():
             raise Http404
         may_see_runs = request.user.has_perm("runs.view_run")
-        return self.page(
-            request,
-            "admin/runs/agent/versions.html",
-            "Versions",
-            agent,
-            versions=_described(agent, versions, may_see_runs),
-            may_change=may_change,
-            may_see_runs=may_see_runs,
-            runs_max=RUNS_MAX,
-            left=left,
-            right=right,
-            difference=difference(lines(found[left]), lines(found[right])),
-            lines_max=COMPARED_LINES_MAX,
-            whole="\n".join(lines(found[right])),
-        )
+        before, after = lines(found[left]), lines(found[right])
+        shown = {"versions": _described(agent, versions, may_see_runs), "left": left, "right": right}
+        shown |= {"difference": difference(before, after), "whole": "\n".join(after)}
+        shown |= {"may_change": may_change, "may_see_runs": may_see_runs}
+        shown |= {"runs_max": RUNS_MAX, "lines_max": COMPARED_LINES_MAX}
+        return self.page(request, "admin/runs/agent/versions.html", "Versions", agent, **shown)
 
 
 def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> list[dict[str, Any]]:
@@ -235,17 +226,10 @@ def _use(references: list[str]) -> dict[str, dict[str, Any]]:
     since = first_id("run", clock.now() - timedelta(days=RUN_DAYS))
     ended = Run.objects.filter(agent__in=references, pk__gte=since, finished_at__isnull=False).order_by("-pk")
     latest = Run.objects.filter(pk__in=list(ended.values_list("pk", flat=True)[:RUNS_MAX])).order_by()
-    found = (
-        latest.annotate(spent=sums.run_spent_subquery())
-        .values("agent")
-        .annotate(
-            count=Count("pk"),
-            cancelled=Count("pk", filter=Q(status=RunStatus.CANCELLED)),
-            completed=Count("pk", filter=Q(status=RunStatus.COMPLETED)),
-            took=Avg("ran_ms"),
-            credits=Avg("spent"),
-        )
-    )
+    cancelled, completed = (Count("pk", filter=Q(status=end)) for end in (RunStatus.CANCELLED, RunStatus.COMPLETED))
+    numbers = {"count": Count("pk"), "cancelled": cancelled, "completed": completed, "took": Avg("ran_ms")}
+    by_agent = latest.annotate(spent=sums.run_spent_subquery()).values("agent")
+    found: Any = by_agent.annotate(**numbers, credits=Avg("spent"))
     return {
         str(use["agent"]): {
             "count": use["count"],

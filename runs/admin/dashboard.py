@@ -134,16 +134,16 @@ def failure_codes() -> list[dict[str, Any]]:
     """Error codes of the last FAILURE_DAYS, the most frequent first; ``share`` is in percent of the first."""
     begin = clock.now() - timedelta(days=FAILURE_DAYS)
     runs = Run.objects.filter(error_code__isnull=False, pk__gte=first_id("run", begin)).order_by()
-    rows = list(runs.values("error_code").annotate(count=Count("pk")).order_by("-count", "error_code"))
-    most = max((row["count"] for row in rows), default=1)
+    rows = list(runs.values_list("error_code").annotate(count=Count("pk")).order_by("-count", "error_code"))
+    most = max((count for _, count in rows), default=1)
     return [
         {
-            "code": row["error_code"],
-            "count": f"{row['count']:,}",
-            "share": round(row["count"] / most * 100, 1),
-            "link": _runs(f"error_code={row['error_code']}"),
+            "code": code,
+            "count": f"{count:,}",
+            "share": round(count / most * 100, 1),
+            "link": _runs(f"error_code={code}"),
         }
-        for row in rows
+        for code, count in rows
     ]
 
 

@@ -15,17 +15,8 @@ from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
-from runs.catalogue import rules
-from runs.catalogue.definitions import (
-    MODEL_MAX_OUTPUT_TOKENS,
-    NAMES,
-    PARAMETERS,
-    ModelDefinition,
-    check_dialect,
-    check_parameters,
-)
+from runs.catalogue import definitions, rules
 from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
-from runs.catalogue.rules import fits
 from runs.llm.base import ModelError
 from runs.llm.registry import models_of, probe
 from runs.models import AgentModel, Provider
@@ -47,7 +38,7 @@ class ProviderForm(StaffForm, forms.ModelForm):
     forget_api_key = forms.BooleanField(required=False, label="Delete the stored key")
     new_headers = SecretField(
         max_length=rules.HEADERS_MAX_CHARS,
-        validators=[fits(parse_headers)],
+        validators=[rules.fits(parse_headers)],
         help_text='More headers: a JSON object such as {"X-Project": "…"}; empty keeps the stored ones.',
     )
     forget_headers = forms.BooleanField(required=False, label="Delete the stored headers")
@@ -141,11 +132,13 @@ class AgentModelForm(StaffForm, forms.ModelForm):
         help_text="Credits; empty: as other tokens in",
     )
     parameters = ObjectField(
-        validators=[fits(check_parameters)], help_text=f"JSON with any of {', '.join(PARAMETERS)}."
+        validators=[rules.fits(definitions.check_parameters)],
+        help_text=f"JSON with any of {', '.join(definitions.PARAMETERS)}.",
     )
     dialect = ObjectField(
-        validators=[fits(check_dialect)],
-        help_text=f"What the server wants otherwise than its profile says: JSON with any of {', '.join(NAMES)}.",
+        validators=[rules.fits(definitions.check_dialect)],
+        help_text="What the server wants otherwise than its profile says: JSON with any of "
+        f"{', '.join(definitions.NAMES)}.",
     )
     fallbacks = forms.CharField(
         required=False,
@@ -163,7 +156,7 @@ class AgentModelForm(StaffForm, forms.ModelForm):
             "is_default": "The model of runs that name none. It replaces the present default.",
             "provider_model": "The provider's own name of the model.",
             "context_tokens": "The size of the model's window.",
-            "max_output_tokens": f"The most tokens of one answer; empty: {MODEL_MAX_OUTPUT_TOKENS:,}.",
+            "max_output_tokens": f"The most tokens of one answer; empty: {definitions.MODEL_MAX_OUTPUT_TOKENS:,}.",
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -208,7 +201,9 @@ class AgentModelAdmin(CatalogueAdmin):
         if request.method == "POST":
             self.log_change(request, row, "Tested it.")
             try:
-                found = probe(ModelDefinition.from_row(AgentModel.objects.select_related("provider").get(pk=row.pk)))
+                found = probe(
+                    definitions.ModelDefinition.from_row(AgentModel.objects.select_related("provider").get(pk=row.pk))
+                )
             except (DecryptionFailed, ValueError) as error:
                 problem = str(error)
         return self.page(request, "admin/runs/agentmodel/test.html", "Test", row, probe=found, problem=problem)

@@ -1,5 +1,6 @@
 """The admin of runs and their journal: search, the page of a run with its timeline and its content, and Cancel."""
 
+from collections import defaultdict
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from unfold.decorators import action
 
 from chats.models import Chat, Message
 from config.api.authentication import DEMO_USER
+from config.kernel.jsontext import to_text
 from config.staff.actions import Action, Did, WithActions
 from config.staff.base import (
     ReadOnly,
@@ -27,25 +29,15 @@ from config.staff.base import (
 )
 from config.telemetry import logs
 from credits import sums
-from runs import services
-from runs.admin import content, timeline
+from runs import models, services
+from runs.admin import timeline
 from runs.errors import RunError
-from runs.models import (
-    FINAL_RUN_STATUSES,
-    Agent,
-    AgentModel,
-    InvocationStatus,
-    ModelAttempt,
-    Provider,
-    Run,
-    RunEvent,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import Run, RunStatus
+
+ROWS_MAX = 200
+TEXT_MAX = 20_000
+# The title of a step, and its panels, one or two (what went in and what came out): label, text, whether it was cut.
+Part = tuple[str, list[tuple[str, str, bool]]]
 
 RUN, CALL = link_column("run_id", "run"), link_column("invocation_id", "tool call")
 
@@ -79,14 +71,14 @@ class RunAdmin(ReadOnly, WithActions):
             apply=cancel,
             icon="cancel",
             danger=True,
-            offered=lambda run: run.status not in FINAL_RUN_STATUSES and run.cancel_requested_at is None,
+            offered=lambda run: not run.is_over and run.cancel_requested_at is None,
         ),
     )
 
     def find(self, word: str) -> Q:
         if word.upper() in list(RunError):
             return Q(error_code=word.upper())
-        model: Any = {"msg": Message, "inv": ToolInvocation, "wp": Waitpoint}.get(word.partition("_")[0])
+        model: Any = {"msg": Message, "inv": models.ToolInvocation, "wp": models.Waitpoint}.get(word.partition("_")[0])
         if "_" not in word or model is None:
             return super().find(word)
         return Q(pk__in=list(model.objects.filter(pk=word).exclude(run_id=None).values_list("run_id", flat=True)))
@@ -109,10 +101,10 @@ class RunAdmin(ReadOnly, WithActions):
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
-        failed = ModelAttempt.objects.filter(run=run, next_model="").order_by("-turn_index", "-number").first()
+        failed = models.ModelAttempt.objects.filter(run=run, next_model="").order_by("-turn_index", "-number").first()
         if failed is not None and run.error_code and failed.reason == run.failure_reason:
             context["failed"] = failed
-            context["provider"] = Provider.objects.filter(name=failed.provider).only("pk").first()
+            context["provider"] = models.Provider.objects.filter(name=failed.provider).only("pk").first()
         # Version, trace, span and flags.
         trace = run.trace_parent.split("-")[1] if run.trace_parent else ""
         context |= {"title": "Run", "subtitle": run.pk, "tone": RunStatus.tones()[run.status]}
@@ -129,12 +121,12 @@ class RunAdmin(ReadOnly, WithActions):
             ("chat", run.chat_id, "chats.view_chat", page_of(Chat, run.chat_id)),
         ]
         if run.agent:
-            agent = Agent.objects.filter(name=run.agent_name).only("pk").first()
+            agent = models.Agent.objects.filter(name=run.agent_name).only("pk").first()
             versions = reverse("admin:runs_agent_versions", args=[agent.pk]) if agent else ""
             number = run.agent.partition("@")[2]
             found.append(("agent", run.agent, "runs.view_agent", versions and f"{versions}?right={number}"))
-        row = AgentModel.objects.filter(name=model).only("pk").first()
-        page = page_of(AgentModel, str(row.pk)) if row else ""
+        row = models.AgentModel.objects.filter(name=model).only("pk").first()
+        page = page_of(models.AgentModel, str(row.pk)) if row else ""
         found.append(("model", model or "the default one", "runs.view_agentmodel", page))
         return [(label, name, url if request.user.has_perm(may) else "") for label, name, may, url in found]
 
@@ -166,13 +158,64 @@ class RunAdmin(ReadOnly, WithActions):
         """The content of the run, for staff with the permission; each access makes a log entry."""
         run = self.row(request, object_id)
         self.log_change(request, run, "Read its messages and results.")
-        return self.page(request, "admin/runs/run/content.html", "Messages and results", run, parts=content.read(run))
+        return self.page(request, "admin/runs/run/content.html", "Messages and results", run, parts=content_of(run))
+
+
+def content_of(run: Run) -> list[Part]:
+    """What the run's user and models said, in the order of the journal; long texts are cut. It belongs to the user, and
+    no other page of the admin shows it.
+    """
+    messages = Message.objects.filter(run_id=run.pk).order_by("created_at", "pk")[:ROWS_MAX]
+    parts = [part(f"Message of the {message.role}", message.content) for message in messages]
+    output = None if run.output is None else pretty(run.output)
+    whole = ("Instructions of the run", run.instructions), ("Output", output), ("Error", run.error_message)
+    parts += [part(title, text) for title, text in whole if text]
+    # By turn, call and, of one call, what came first.
+    journal: list[tuple[tuple[int, int, int], Part]] = []
+    results: defaultdict[int, list[str]] = defaultdict(list)
+    for call in models.ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")[:ROWS_MAX]:
+        said = (call.progress or {}).get("message")
+        result = "\n".join(filter(None, [said, call.result, *call.result_urls, call.error_message]))
+        results[call.turn_index].append(f"{call.name}: {result[:TEXT_MAX]}")
+        shown = part(f"Call {call.turn_index}.{call.call_index} {call.name}", Input=pretty(call.input), Output=result)
+        journal.append(((call.turn_index, call.call_index, 0), shown))
+    asked = [message.content for message in messages if message.role == "user"]
+    for turn in models.Turn.objects.filter(run=run).order_by("index")[:ROWS_MAX]:
+        sent = results[turn.index - 1] or (asked if turn.index == 1 else [])
+        answer = [turn.text] if turn.text else []
+        answer += [f"{call.get('name')} {call.get('arguments')}" for call in turn.tool_calls]
+        answer += [f"Not accepted: {call['told']}" for call in turn.tool_calls if call.get("told")]
+        both = {"New in the input": "\n\n".join(sent), "Output": "\n\n".join(answer)}
+        journal.append(((turn.index, 0, 0), part(f"Turn {turn.index}", **both)))
+    summaries = models.Compaction.objects.filter(run=run, kind=models.CompactionKind.SUMMARY)
+    for step in summaries.order_by("index")[:ROWS_MAX]:
+        journal.append(((step.turn_index, -1, 0), part(f"Compaction {step.index}: summary", step.text)))
+    attempts = models.ModelAttempt.objects.filter(run=run).exclude(detail="")
+    for attempt in attempts.order_by("turn_index", "compaction", "number")[:ROWS_MAX]:
+        title = f"{attempt.step}, attempt {attempt.number}: what the provider said"
+        journal.append(((attempt.turn_index, -1 if attempt.compaction else 0, 0), part(title, attempt.detail)))
+    for point in models.Waitpoint.objects.filter(run=run).select_related("invocation").order_by("pk")[:ROWS_MAX]:
+        both = {"Asked": pretty(point.request_payload), "Answer": pretty(point.resolved_payload)}
+        about = point.invocation
+        place = (about.turn_index, about.call_index, 1) if about else (run.turn_count + 1, 0, 0)
+        journal.append((place, part(point.get_kind_display(), **both)))
+    return parts + [found for _, found in sorted(journal, key=lambda entry: entry[0])]
+
+
+def part(title: str, text: str | None = None, **texts: str) -> Part:
+    """With one ``text``, or with one for each label."""
+    found = texts if text is None else {"": text}
+    return title, [(label, text[:TEXT_MAX], len(text) > TEXT_MAX) for label, text in found.items()]
+
+
+def pretty(data: Any) -> str:
+    return to_text(data, indent=2)
 
 
 def approved_at(calls: set[str]) -> dict[str, datetime]:
     """When users approved these tool calls; the approval that a policy gave is not among them."""
-    rows = Waitpoint.objects.filter(
-        invocation_id__in=calls, kind=WaitpointKind.CREDIT_APPROVAL, status=WaitpointStatus.COMPLETED
+    rows = models.Waitpoint.objects.filter(
+        invocation_id__in=calls, kind=models.WaitpointKind.CREDIT_APPROVAL, status=models.WaitpointStatus.COMPLETED
     ).values_list("invocation_id", "resolved_at", "resolved_payload")
     return {call: at for call, at, payload in rows if at and (payload or {}).get("approved")}
 
@@ -184,7 +227,7 @@ class OfRun(ReadOnly, StaffAdmin):
     id_fields = {"run": "run_id"}
 
 
-@admin.register(Turn)
+@admin.register(models.Turn)
 class TurnAdmin(OfRun):
     list_display = ("index", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
     fields = (RUN, "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
@@ -194,34 +237,27 @@ class TurnAdmin(OfRun):
     credits = credits_column("cost", "credits")
 
 
-@admin.register(ToolInvocation)
+@admin.register(models.ToolInvocation)
 class ToolInvocationAdmin(OfRun):
-    state = status_column(InvocationStatus)
+    state = status_column(models.InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
-    fields = (
-        ("id", RUN),
-        ("turn_index", "call_index"),
-        ("name", "node_type"),
-        ("status", "error_code"),
-        ("credits", "repeatable"),
-        ("created_at", "started_at"),
-        ("finished_at", "duration_ms"),
-    )
+    about = (("id", RUN), ("turn_index", "call_index"), ("name", "node_type"), ("status", "error_code"))
+    fields = (*about, ("credits", "repeatable"), ("created_at", "started_at"), ("finished_at", "duration_ms"))
     readonly_fields = (RUN, "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
     credits = credits_column("credit_used", "credits")
 
 
-@admin.register(Waitpoint)
+@admin.register(models.Waitpoint)
 class WaitpointAdmin(OfRun):
-    state = status_column(WaitpointStatus)
+    state = status_column(models.WaitpointStatus)
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = (RUN, CALL)
     unread = ("request_payload", "resolved_payload")
 
 
-@admin.register(RunEvent)
+@admin.register(models.RunEvent)
 class RunEventAdmin(OfRun):
     # The order is that of the key. The list shows all of an event, so it has no page of its own.
     ordering = ("-run_id", "-index")

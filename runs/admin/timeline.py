@@ -1,5 +1,5 @@
 """The timeline of one run for its page in the admin, by a fixed number of queries, each of at most ROWS_MAX rows. It
-has no message, input or result (see ``content.py``).
+has no message, input or result (see ``content_of``).
 """
 
 import json
@@ -15,22 +15,11 @@ from config.kernel import clock
 from config.staff.base import amount, span
 from credits import statement
 from credits.models import EntryType, LedgerEntry
+from runs import models
 from runs.errors import FailureReason, RunError
 from runs.events import StreamType
 from runs.lifecycle import compaction_key
-from runs.models import (
-    Compaction,
-    CompactionKind,
-    InvocationStatus,
-    ModelAttempt,
-    Run,
-    RunEvent,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointStatus,
-)
+from runs.models import Run, RunStatus
 from webhooks.models import Attempt, Delivery
 
 ROWS_MAX = 200
@@ -73,14 +62,14 @@ def build(run: Run) -> dict[str, Any]:
             more.append(what)
         return found[:ROWS_MAX]
 
-    calls = ToolInvocation.objects.filter(run=run).defer("input", "result", "result_urls", "error_message")
-    waitpoints = Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload")
+    calls = models.ToolInvocation.objects.filter(run=run).defer("input", "result", "result_urls", "error_message")
+    waitpoints = models.Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload")
     rows = LedgerEntry.objects.filter(run_id=run.pk).select_related("account__user", "against", "staff")
     sent = Delivery.objects.filter(run_id=run.pk)
     answered = Prefetch("attempts", Attempt.objects.defer("answer").order_by("number"))
-    changes = RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS)
-    attempts = ModelAttempt.objects.filter(run=run).defer("detail")
-    turns = capped("turns", Turn.objects.filter(run=run).defer("text", "tool_calls"), "index")
+    changes = models.RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS)
+    attempts = models.ModelAttempt.objects.filter(run=run).defer("detail")
+    turns = capped("turns", models.Turn.objects.filter(run=run).defer("text", "tool_calls"), "index")
     steps = [_turn(turn) for turn in turns]
     steps += map(_call, capped("tool calls", calls, "turn_index", "call_index"))
     steps += map(_waitpoint, capped("waitpoints", waitpoints, "pk"))
@@ -88,8 +77,8 @@ def build(run: Run) -> dict[str, Any]:
     deliveries = capped("webhook deliveries", sent.prefetch_related(answered), "pk")
     steps += _states(run, capped("changes of state", changes, "index"))
     steps += map(_failed_attempt, capped("attempts", attempts, "turn_index", "compaction", "number"))
-    steps += map(_compaction, capped("compactions", Compaction.objects.filter(run=run).defer("text"), "index"))
-    events = RunEvent.objects.filter(run=run).order_by().values("type")
+    steps += map(_compaction, capped("compactions", models.Compaction.objects.filter(run=run).defer("text"), "index"))
+    events = models.RunEvent.objects.filter(run=run).order_by().values("type")
     events = events.annotate(count=Count("pk"), first=Min("created_at"), last=Max("created_at"))
     facts = _facts(run, entries, len(turns), sum(step.kind == "call" for step in steps))
     _charge(run, steps, entries)
@@ -111,7 +100,7 @@ def _charges(entries: list[LedgerEntry]) -> list[tuple[LedgerEntry, str, str]]:
     ]
 
 
-def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
+def _states(run: Run, recorded: list[models.RunEvent]) -> list[Step]:
     """From the run's stream or, after its pruning, from the run itself."""
     changes = [(str(json.loads(event.data).get("status", "")), event.created_at) for event in recorded]
     if not changes:
@@ -125,26 +114,26 @@ def _states(run: Run, recorded: list[RunEvent]) -> list[Step]:
     ]
 
 
-def _turn(turn: Turn) -> Step:
+def _turn(turn: models.Turn) -> Step:
     detail = f"{turn.model}, {_tokens(turn)}"
     return Step("turn", f"Turn {turn.index}", turn.started_at, turn.finished_at, detail, "", "info", str(turn.index))
 
 
-def _tokens(step: Turn | Compaction) -> str:
+def _tokens(step: models.Turn | models.Compaction) -> str:
     cached = f" ({step.cached_tokens:,} of them cached)" if step.cached_tokens else ""
     return f"{step.input_tokens:,} tokens in{cached}, {step.output_tokens:,} out"
 
 
-def _compaction(step: Compaction) -> Step:
+def _compaction(step: models.Compaction) -> Step:
     text = f"{step.get_kind_display()}, about {step.tokens_before:,} tokens to {step.tokens_after:,}"
-    if step.kind == CompactionKind.SUMMARY:
+    if step.kind == models.CompactionKind.SUMMARY:
         text += f"; {step.model}, {_tokens(step)}; the summary is among the messages and results"
     text += f"; no summary: {step.failure_reason}" if step.failure_reason else ""
     title, key = f"Compaction {step.index}", compaction_key(step.index)
     return Step("compaction", title, step.started_at, step.finished_at, text, "", "info", key)
 
 
-def _failed_attempt(attempt: ModelAttempt) -> Step:
+def _failed_attempt(attempt: models.ModelAttempt) -> Step:
     status = f" (HTTP {attempt.http_status})" if attempt.http_status else ""
     text = f"{attempt.model} at {attempt.provider}: {attempt.reason}{status}"
     if attempt.next_at is not None:
@@ -153,20 +142,20 @@ def _failed_attempt(attempt: ModelAttempt) -> Step:
     return Step("attempt", title, attempt.started_at, attempt.finished_at, text, tone="warning")
 
 
-def _call(call: ToolInvocation) -> Step:
+def _call(call: models.ToolInvocation) -> Step:
     text = f"call {call.turn_index}.{call.call_index}" + (f", {call.error_code}" if call.error_code else "")
     if call.awaiting:
         fraction = (call.progress or {}).get("fraction")
         text += f", awaits {call.get_awaiting_display()} until {call.expires_at:%Y-%m-%d %H:%M} UTC"
         text += f", {fraction:.0%} done" if fraction is not None else ""
-    begun, tone = call.started_at or call.created_at, InvocationStatus.tones()[call.status]
+    begun, tone = call.started_at or call.created_at, models.InvocationStatus.tones()[call.status]
     return Step("call", call.name, begun, call.finished_at, text, call.status, tone, call.pk)
 
 
-def _waitpoint(point: Waitpoint) -> Step:
-    text = "answered" if point.status == WaitpointStatus.COMPLETED else ""
+def _waitpoint(point: models.Waitpoint) -> Step:
+    text = "answered" if point.status == models.WaitpointStatus.COMPLETED else ""
     title = point.get_kind_display().capitalize() if point.needed is None else "Waits for credits"
-    tone = WaitpointStatus.tones()[point.status]
+    tone = models.WaitpointStatus.tones()[point.status]
     return Step("waitpoint", title, point.created_at, point.resolved_at, text, point.status, tone)
 
 

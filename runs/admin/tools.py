@@ -231,14 +231,11 @@ class ToolAdmin(CatalogueAdmin):
     list_display = ("name", "node_type", "credits", "approval", "secret", "signed", "enabled")
     view_fields = (*(name for name in ToolForm.Meta.fields if name != "price"), "credits", "secret", "signed")
     # Each is shown for the types of tools that use it.
+    of_servers = ("url", "new_secret_headers", "forget_secret_headers", "park_seconds")
+    of_http = ("new_signing_secret", "forget_signing_secret", "cancel_url", "unsigned_callbacks")
     conditional_fields: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ["url", "new_secret_headers", "forget_secret_headers", "park_seconds"],
-            f"{[name for name, kind in TYPES.items() if kind.needs_url]}.includes(node_type)",
-        ),
-        **dict.fromkeys(
-            ["new_signing_secret", "forget_signing_secret", "cancel_url", "unsigned_callbacks"], "node_type == 'http'"
-        ),
+        **dict.fromkeys(of_servers, f"{[name for name, kind in TYPES.items() if kind.needs_url]}.includes(node_type)"),
+        **dict.fromkeys(of_http, "node_type == 'http'"),
         "remote_name": "node_type == 'mcp'",
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runs import catalogue
-from runs.admin import content
+from runs.admin.runs import content_of
 from runs.catalogue import agents
 from runs.llm.base import AssistantMessage, ModelRequest, ToolCall, ToolMessage, TurnEnd, Usage, UserMessage
 from runs.llm.demo import DemoModel
@@ -88,7 +88,7 @@ def test_three_misfits_fail_the_run(bench: Bench, requests, events):
 
 def test_staff_read_what_was_not_accepted(bench: Bench):
     run = bench.finish(lines(MISFIT, FITS), outputSchema=SCHEMA, instructions="Rhyme.")
-    shown = {title: panels[-1][1] for title, panels in content.read(Run.objects.get(pk=run["id"]))}
+    shown = {title: panels[-1][1] for title, panels in content_of(Run.objects.get(pk=run["id"]))}
     assert shown["Instructions of the run"] == "Rhyme."
     assert '"city": "Oslo"' in shown["Output"]
     assert '{"degrees": "cold"}' in shown["Turn 1"]
