@@ -15,8 +15,6 @@ from config.api.middleware import Middleware
 from config.kernel import clock
 
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - requests without an address share one count
-# The key in the session; the value is in seconds since the epoch.
-BEGUN_AT = "begun_at"
 
 
 class CountingHandler(AxesDatabaseHandler):
@@ -62,6 +60,6 @@ class SessionAgeMiddleware(Middleware):
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         if request.path_info.startswith("/admin/") and request.user.is_authenticated:
             now = clock.now().timestamp()
-            if now - request.session.setdefault(BEGUN_AT, now) > settings.ADMIN_SESSION_HOURS * 3600:
+            if now - request.session.setdefault("begun_at", now) > settings.ADMIN_SESSION_HOURS * 3600:
                 logout(request)
         return self.get_response(request)

@@ -165,7 +165,9 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
     if may("credits.view_account"):
         amounts = {"Balance": account.balance, "Held": account.held, "Available": account.available}
         panels["account"] = [(label, amount(micro)) for label, micro in amounts.items()]
-        panels["spend"] = _spend_by_day(user)
+        days = DayTotal.objects.filter(account_id=user.pk, day__gte=first_day(DAYS)).order_by().values_list("day")
+        spent = dict(days.annotate(total=Sum("amount")))
+        panels["spend"] = chart_by_day(DAYS, [("credits", spent)] if spent else [])
     if may("credits.view_ledgerentry"):
         charges = LedgerEntry.objects.filter(account=user.pk, type__in=CHARGES)
         entries = _latest(charges.select_related("account__user", "against", "staff"))
@@ -204,9 +206,3 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
 
 def _latest(rows: QuerySet[Any], limit: int = ROWS_MAX) -> list[Any]:
     return list(rows.order_by("-created_at", "-pk")[:limit])
-
-
-def _spend_by_day(user: Any) -> dict[str, Any]:
-    rows = DayTotal.objects.filter(account_id=user.pk, day__gte=first_day(DAYS)).order_by().values_list("day")
-    spent = dict(rows.annotate(total=Sum("amount")))
-    return chart_by_day(DAYS, [("credits", spent)] if spent else [])

@@ -86,35 +86,34 @@ def first_day(days: int) -> date:
 
 
 def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:
-    """The charges by the totals by day."""
+    """The charges by the totals by day: key, total and count."""
     rows = DayTotal.objects.filter(day__gte=first_day(days)).order_by().values(key=key)
-    return rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
+    found = rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
+    return found.values_list("key", "total", "count")
 
 
 def _charges(days: int, types: Sequence[EntryType], key: Combinable) -> QuerySet[Any, Any]:
-    """The charges by the rows of the ledger, by a range of the primary key."""
+    """The same by the rows of the ledger, by a range of the primary key."""
     begin = datetime.combine(first_day(days), time.min, UTC)
     # An id's time is the process's clock, ``created_at`` the database's, by which the totals count.
     ids = first_id("led", begin - CLOCKS_DIFFER)
     rows = LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=types).order_by().values(key=key)
     total = Cast(Sum("amount"), BigIntegerField())
-    return rows.annotate(total=total, count=Count("pk")).order_by("-total", "key")
+    found = rows.annotate(total=total, count=Count("pk")).order_by("-total", "key")
+    return found.values_list("key", "total", "count")
 
 
 def by_user(days: int, limit: int) -> list[Row]:
     # An expression: with the bare column, SQLite would read the totals of all days, in that column's order.
     found = list(_totals(days, F("account_id") + 0)[:limit])
-    users = get_user_model()._default_manager.in_bulk([row["key"] for row in found])
-    return [
-        Row(users[row["key"]].get_username(), row["total"], row["count"], reverse("person", args=[row["key"]]))
-        for row in found
-    ]
+    users = get_user_model()._default_manager.in_bulk([key for key, *_ in found])
+    return [Row(users[key].get_username(), total, count, reverse("person", args=[key])) for key, total, count in found]
 
 
 def by_tool(days: int, limit: int) -> list[Row]:
     """The use of all models is one row. Its cost is in the report by model."""
     found = list(_totals(days, F("tool_key"))[:limit])
-    names = display_names([row["key"] for row in found if row["key"]])
+    names = display_names([key for key, *_ in found if key])
     return _priced(found, Tool.objects, names | dict.fromkeys(("", None), names[MODEL_KEY]))
 
 
@@ -124,26 +123,19 @@ def by_model(days: int, limit: int) -> list[Row]:
     return _priced(list(_charges(days, [EntryType.USAGE], model)[:limit]), AgentModel.objects, {"": "Unknown"})
 
 
-def _priced(found: list[dict[str, Any]], rows: Any, names: dict[Any, str]) -> list[Row]:
+def _priced(found: list[tuple[Any, int, int]], rows: Any, names: dict[Any, str]) -> list[Row]:
     """With the cost, by what the provider now gets of the price of the model or tool."""
-    known = rows.filter(name__in=[row["key"] for row in found], provider_cost_percent__isnull=False)
+    known = rows.filter(name__in=[key for key, *_ in found], provider_cost_percent__isnull=False)
     shares = dict(known.values_list("name", "provider_cost_percent"))
-    return [
-        Row(
-            names.get(row["key"], row["key"]),
-            row["total"],
-            row["count"],
-            cost=round(row["total"] * shares[row["key"]] / 100) if row["key"] in shares else None,
-        )
-        for row in found
-    ]
+    costs = {key: round(total * shares[key] / 100) for key, total, _ in found if key in shares}
+    return [Row(names.get(key, key), total, count, cost=costs.get(key)) for key, total, count in found]
 
 
 def by_agent(days: int, limit: int) -> list[Row]:
     """All charges of the runs of each agent: of models and of tools."""
     agent = Subquery(Run.objects.filter(pk=OuterRef("run_id")).order_by().values("agent_name")[:1])
     found = _charges(days, CHARGES, Coalesce(agent, Value("")))[:limit]
-    return [Row(row["key"] or "No agent", row["total"], row["count"]) for row in found]
+    return [Row(key or "No agent", total, count) for key, total, count in found]
 
 
 class Report(NamedTuple):

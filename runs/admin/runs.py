@@ -14,19 +14,8 @@ from unfold.decorators import action
 from chats.models import Chat, Message
 from config.api.authentication import DEMO_USER
 from config.kernel.jsontext import to_text
+from config.staff import base
 from config.staff.actions import Action, Did, WithActions
-from config.staff.base import (
-    ReadOnly,
-    StaffAdmin,
-    choice_filter,
-    credits_column,
-    link_column,
-    list_links,
-    page_of,
-    span,
-    status_column,
-    user_column,
-)
 from config.telemetry import logs
 from credits import sums
 from runs import models, services
@@ -39,7 +28,7 @@ TEXT_MAX = 20_000
 # The title of a step, and its panels, one or two (what went in and what came out): label, text, whether it was cut.
 Part = tuple[str, list[tuple[str, str, bool]]]
 
-RUN, CALL = link_column("run_id", "run"), link_column("invocation_id", "tool call")
+USER, RUN, CALL = base.user_column(), base.link_column("run_id", "run"), base.link_column("invocation_id", "tool call")
 
 
 def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
@@ -47,10 +36,10 @@ def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
 
 
 @admin.register(Run)
-class RunAdmin(ReadOnly, WithActions):
+class RunAdmin(base.ReadOnly, WithActions):
     empty_text = "A run appears when a user sends a message."
-    list_display = ("id", "state", "error_code", user_column(), "agent", "model_used", "credits", "created_at", "took")
-    list_filter = ("status", "parked", choice_filter("error_code", "error", list(RunError)))
+    list_display = ("id", "state", "error_code", USER, "agent", "model_used", "credits", "created_at", "took")
+    list_filter = ("status", "parked", base.choice_filter("error_code", "error", list(RunError)))
     unread = ("instructions", "output_schema", "output")
     list_select_related = ("user",)
     # A longer text does not fit into the search field; docs/admin.md has the whole list.
@@ -58,8 +47,8 @@ class RunAdmin(ReadOnly, WithActions):
     url_lookups = ("user__id__exact", "agent")
     id_fields = {"chat": "chat_id"}
     fields = ()
-    state = status_column(RunStatus)
-    credits = credits_column("spent", "credits")
+    state = base.status_column(RunStatus)
+    credits = base.credits_column("spent", "credits")
     actions_detail = ("content",)
     staff_actions = (
         Action(
@@ -97,7 +86,7 @@ class RunAdmin(ReadOnly, WithActions):
         return run.resolved_model or run.requested_model or "–"
 
     def took(self, run: Run) -> str:
-        return span(run.finished_at - run.created_at) if run.finished_at else "–"
+        return base.span(run.finished_at - run.created_at) if run.finished_at else "–"
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
@@ -118,7 +107,7 @@ class RunAdmin(ReadOnly, WithActions):
         model = run.resolved_model or run.requested_model or ""
         found = [
             ("user", run.user.get_username(), "auth.view_user", reverse("person", args=[run.user_id])),
-            ("chat", run.chat_id, "chats.view_chat", page_of(Chat, run.chat_id)),
+            ("chat", run.chat_id, "chats.view_chat", base.page_of(Chat, run.chat_id)),
         ]
         if run.agent:
             agent = models.Agent.objects.filter(name=run.agent_name).only("pk").first()
@@ -126,7 +115,7 @@ class RunAdmin(ReadOnly, WithActions):
             number = run.agent.partition("@")[2]
             found.append(("agent", run.agent, "runs.view_agent", versions and f"{versions}?right={number}"))
         row = models.AgentModel.objects.filter(name=model).only("pk").first()
-        page = page_of(models.AgentModel, str(row.pk)) if row else ""
+        page = base.page_of(models.AgentModel, str(row.pk)) if row else ""
         found.append(("model", model or "the default one", "runs.view_agentmodel", page))
         return [(label, name, url if request.user.has_perm(may) else "") for label, name, may, url in found]
 
@@ -138,7 +127,7 @@ class RunAdmin(ReadOnly, WithActions):
         ]
         about = {"Ledger rows": "credits_ledgerentry", "Tool calls": "runs_toolinvocation"}
         about |= {"Deliveries": "webhooks_delivery", "Stream events": "runs_runevent"}
-        shown = list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
+        shown = base.list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
         if request.user.has_perm("credits.view_account"):
             shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
@@ -220,7 +209,7 @@ def approved_at(calls: set[str]) -> dict[str, datetime]:
     return {call: at for call, at, payload in rows if at and (payload or {}).get("approved")}
 
 
-class OfRun(ReadOnly, StaffAdmin):
+class OfRun(base.ReadOnly, base.StaffAdmin):
     """A search finds rows by the id of their run, or by their own."""
 
     search_help_text = "A run's id, or the row's own"
@@ -234,23 +223,23 @@ class TurnAdmin(OfRun):
     readonly_fields = (RUN, "credits")
     search_help_text = "A run's id"
     unread = ("text", "tool_calls")
-    credits = credits_column("cost", "credits")
+    credits = base.credits_column("cost", "credits")
 
 
 @admin.register(models.ToolInvocation)
 class ToolInvocationAdmin(OfRun):
-    state = status_column(models.InvocationStatus)
+    state = base.status_column(models.InvocationStatus)
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     about = (("id", RUN), ("turn_index", "call_index"), ("name", "node_type"), ("status", "error_code"))
     fields = (*about, ("credits", "repeatable"), ("created_at", "started_at"), ("finished_at", "duration_ms"))
     readonly_fields = (RUN, "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
-    credits = credits_column("credit_used", "credits")
+    credits = base.credits_column("credit_used", "credits")
 
 
 @admin.register(models.Waitpoint)
 class WaitpointAdmin(OfRun):
-    state = status_column(models.WaitpointStatus)
+    state = base.status_column(models.WaitpointStatus)
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")
     readonly_fields = (RUN, CALL)

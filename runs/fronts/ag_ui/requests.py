@@ -119,6 +119,4 @@ def answer_of(entry: Object, kind: str) -> Object | None:
         if not approves:
             return None
         payload = False
-    if not isinstance(payload, dict):
-        payload = {"approved" if approves else "answer": payload}
-    return payload
+    return payload if isinstance(payload, dict) else {"approved" if approves else "answer": payload}
