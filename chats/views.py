@@ -138,8 +138,10 @@ class AttachmentViewSet(ServiceViewSet):
     serializer_class = serializers.AttachmentSerializer
     lookup_url_kwarg = "attachmentId"
     required_scopes = {
-        **{"create": "attachments:write", "complete": "attachments:write"},
-        **{"retrieve": "chats:read", "content": "chats:read"},
+        "create": "attachments:write",
+        "complete": "attachments:write",
+        "retrieve": "chats:read",
+        "content": "chats:read",
     }
     # 404 of ``create``: a replay for an attachment whose chat was deleted meanwhile.
     error_statuses = {"create": {404}, "complete": {409}, "content": {416, -406}}
@@ -301,10 +303,8 @@ def content_disposition(file_name: str) -> str:
 
 
 class Part:
-    """The next ``count`` bytes of a file.
-
-    The response calls ``close``, also if the client left before the first byte. A generator that never started would
-    leave the file open.
+    """The next ``count`` bytes of a file. The response calls ``close``, also if the client left before the first byte.
+    A generator that never started would leave the file open.
     """
 
     def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:

@@ -155,7 +155,6 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 def unspent(account_id: int) -> dict[str, int]:
     """The unspent micro-credits of each expiring grant, by grant id. The caller holds the account's lock. Two queries.
-
     Charges, of which there can be millions, are read as sums: those of whole days, and for each mark those of its day
     until then.
     """
@@ -206,7 +205,6 @@ def unspent(account_id: int) -> dict[str, int]:
 
 def left_of(grant: LedgerEntry, balance: int) -> int:
     """The unspent part of a grant in micro-credits. The caller holds the account's lock; ``balance`` is the account's.
-
     Of the credits that never expire, the oldest are spent first, so the rest of them is the newest.
     """
     expiring = unspent(grant.account_id)

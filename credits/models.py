@@ -98,11 +98,10 @@ class Account(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """One movement. ``cause`` is unique: the same cause never moves credits twice.
-
-    ``against`` is the row that this row settles (CAPTURE, USAGE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or
-    USAGE), expires (EXPIRY: the GRANT) or revokes (ADJUSTMENT by the app's backend: the GRANT). ``tool_key`` is the
-    name of a tool, null for model usage. ``reference`` is the backend's own id of a payment or of its refund.
+    """One movement. ``cause`` is unique: the same cause never moves credits twice. ``against`` is the row that this row
+    settles (CAPTURE, USAGE, RELEASE: the HOLD), refunds (REFUND: the CAPTURE or USAGE), expires (EXPIRY: the GRANT) or
+    revokes (ADJUSTMENT by the app's backend: the GRANT). ``tool_key`` is the name of a tool, null for model usage.
+    ``reference`` is the backend's own id of a payment or of its refund.
     """
 
     id = IdField(prefix="led")

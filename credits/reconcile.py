@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connection
 from django.db.models import F, OuterRef, QuerySet, Subquery, Sum
@@ -17,30 +17,24 @@ SPENDING = "type IN ('CAPTURE', 'USAGE', 'REFUND') AND chat_id IS NOT NULL"
 NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
 
 
-class Kind(NamedTuple):
-    """``keys``: each key column except the account, and its SQL for a ledger row. ``rows``: the SQL condition."""
-
-    model: type[UsageTotal]
-    keys: dict[str, str]
-    amount: str
-    rows: str
-
-
-def kinds() -> list[Kind]:
+def kinds() -> dict[type[UsageTotal], tuple[dict[str, str], str, str]]:
+    """For each kind of totals: the key columns except the account, each with its SQL for a ledger row; the SQL of a
+    row's amount; and the SQL condition of the rows.
+    """
     day, tool = DAY[connection.vendor], "COALESCE(tool_key, '')"
     run = {"chat_id": "chat_id", "run_id": "run_id", "tool_key": tool}
-    return [
-        Kind(models.DayTotal, {"day": day, "tool_key": tool}, "amount", "type IN ('CAPTURE', 'USAGE')"),
-        Kind(models.ChatTotal, {"chat_id": "chat_id"}, NET, SPENDING),
-        Kind(models.ChatDayTotal, {"day": day, "chat_id": "chat_id"}, NET, SPENDING),
-        Kind(models.RunTotal, run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
-    ]
+    return {
+        models.DayTotal: ({"day": day, "tool_key": tool}, "amount", "type IN ('CAPTURE', 'USAGE')"),
+        models.ChatTotal: ({"chat_id": "chat_id"}, NET, SPENDING),
+        models.ChatDayTotal: ({"day": day, "chat_id": "chat_id"}, NET, SPENDING),
+        models.RunTotal: (run, NET, f"{SPENDING} AND run_id IS NOT NULL"),
+    }
 
 
 def drift(report: Callable[[str, int, int], object] = lambda *step: None) -> Iterator[str]:
     """One line for each difference, as soon as it is found. ``report`` gets each step, its number and their total."""
     rules: dict[str, Callable[[], Iterator[str]]] = {"accounts": _accounts, "holds": _holds, "refunds": _refunds}
-    rules |= {str(kind.model._meta.verbose_name_plural): partial(drift_of, kind) for kind in kinds()}
+    rules |= {str(model._meta.verbose_name_plural): partial(drift_of, model) for model in kinds()}
     for number, (name, rule) in enumerate(rules.items(), 1):
         report(name, number, len(rules))
         yield from rule()
@@ -79,17 +73,17 @@ def _with_answers(types: list[EntryType], answers: list[EntryType]) -> QuerySet[
     return LedgerEntry.objects.filter(type__in=types).annotate(answered=total).order_by("pk")
 
 
-def drift_of(kind: Kind) -> Iterator[str]:
+def drift_of(model: type[UsageTotal]) -> Iterator[str]:
     """Yields one line for each total of a kind that differs from the ledger. The rows are read one by one."""
-    keys = ", ".join(["account_id", *kind.keys])
-    sources = ", ".join(["account_id", *kind.keys.values()])
+    columns, amount, rows = kinds()[model]
+    keys, sources = ", ".join(["account_id", *columns]), ", ".join(["account_id", *columns.values()])
     # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     statement = f"""
         SELECT {keys}, SUM(stored), SUM(computed) FROM (
-            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {kind.model._meta.db_table}
+            SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {model._meta.db_table}
             UNION ALL
-            SELECT {sources}, 0, SUM({kind.amount}), -COUNT(*), MAX(created_at), -1
-            FROM credits_ledgerentry WHERE {kind.rows} GROUP BY {sources}
+            SELECT {sources}, 0, SUM({amount}), -COUNT(*), MAX(created_at), -1
+            FROM credits_ledgerentry WHERE {rows} GROUP BY {sources}
         ) compared GROUP BY {keys}
         HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)
         ORDER BY {keys}
@@ -100,8 +94,8 @@ def drift_of(kind: Kind) -> Iterator[str]:
         cursor.execute(statement)
         for account_id, *key, stored, computed in cursor:
             name = Account.objects.select_related("user").get(pk=account_id).user.get_username()
-            of = ", ".join(f"{column} {value or '-'}" for column, value in zip(kind.keys, key, strict=True))
+            of = ", ".join(f"{column} {value or '-'}" for column, value in zip(columns, key, strict=True))
             yield (
-                f"{name}: {kind.model._meta.verbose_name} of {of} is {money.to_text(int(stored))},"
+                f"{name}: {model._meta.verbose_name} of {of} is {money.to_text(int(stored))},"
                 f" the ledger says {money.to_text(int(computed))}"
             )

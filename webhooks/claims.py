@@ -138,11 +138,9 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
 
 
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
-    """How many attempts each endpoint may start, by endpoint id.
-
-    An endpoint gets a slot while fewer slots than its share are taken. The share depends on whether its last attempt
-    succeeded, and is smaller for further attempts at the same time. So an endpoint that answers waits neither for 200
-    receivers that hang nor for one with a long queue.
+    """How many attempts each endpoint may start, by endpoint id. An endpoint gets a slot while fewer slots than its
+    share are taken. The share depends on whether its last attempt succeeded, and is smaller for further attempts at the
+    same time. So an endpoint that answers waits neither for 200 receivers that hang nor for one with a long queue.
     """
     first_share = {False: slots, None: slots * 3 // 4, True: slots // 2}
     further_share = {False: slots // 2, None: slots // 4, True: slots // 4}

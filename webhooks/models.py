@@ -15,11 +15,10 @@ from config.kernel.ids import ID_LENGTH, IdField, RefField
 
 
 class Endpoint(models.Model):
-    """A user's endpoint or, without a user, that of the installation, which gets the events of all users.
-
-    A deleted endpoint keeps its row, without secrets, because its deliveries refer to it. ``failing``: whether the
-    latest attempt failed; null before the first one. While ``drop_until`` is set, nothing is sent, and pending
-    deliveries that were recorded until that time are being marked dead.
+    """A user's endpoint or, without a user, that of the installation, which gets the events of all users. A deleted
+    endpoint keeps its row, without secrets, because its deliveries refer to it. ``failing``: whether the latest attempt
+    failed; null before the first one. While ``drop_until`` is set, nothing is sent, and pending deliveries that were
+    recorded until that time are being marked dead.
     """
 
     STATES: ClassVar = {
@@ -86,7 +85,6 @@ class Endpoint(models.Model):
 
 class Delivery(ProtectedModel):
     """One event for one endpoint. An event for the user's and the installation's endpoint has two deliveries.
-
     ``attempt_count`` counts the claims. A pending delivery that is ``ready`` may be claimed. Otherwise it waits until
     ``next_attempt_at``: the time when it is due again, or, while ``claim_id`` is set, the time when the claim lapses.
     """
