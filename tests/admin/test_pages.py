@@ -242,7 +242,10 @@ def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypa
     assert queries(short) == queries(long) <= 20
     monkeypatch.setattr(timeline, "ROWS_MAX", 5)
     shown = timeline.build(long)
+    kinds = [step.kind for step in shown["steps"]]
+    assert [kinds.count(kind) for kind in ("turn", "call", "waitpoint")] == [5, 5, 5]
     assert len(shown["deliveries"]) == 5
+    assert 0 < len(shown["charges"]) <= 5
     assert shown["more"] == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
 
 
