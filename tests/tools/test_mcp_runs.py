@@ -106,6 +106,22 @@ def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkey
     assert list(lifecycle.violations()) == []
 
 
+def test_a_task_is_asked_for_again_however_many_workers_die_while_they_ask(bench, tasks, engines):
+    add_tool(tasks)
+    tasks.tool = parked_for_long
+    run = park(bench)
+    vanish(bench.engine)
+    calls = ToolInvocation.objects.filter(run=run["id"])
+    for _ in range(4):
+        calls.update(contact_at=clock.now())
+        assert len(lifecycle.take_contacts([call.pk for call in calls])) == 1
+        assert clock.now() < calls.get().contact_at <= clock.now() + timedelta(seconds=60)
+    tasks.task = lambda params: completed("t-1", "all about bees")
+    calls.update(contact_at=clock.now())
+    engines()
+    assert bench.wait(run["id"])["answer"] == "It is all about bees."
+
+
 @pytest.mark.parametrize("interval", [10**400, float("nan")], ids=["huge", "NaN"])
 def test_an_interval_that_is_no_time_ends_no_task(bench, tasks, interval):
     add_tool(tasks)
