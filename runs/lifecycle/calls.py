@@ -114,14 +114,6 @@ def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[str
     return InvocationStatus.COMPLETED, columns
 
 
-def settle(ended: ToolInvocation) -> None:
-    """Capture what the call cost from its hold, and release the rest."""
-    if ended.status == InvocationStatus.COMPLETED:
-        ledger.capture(ended.id, ended.credit_used)
-    else:
-        ledger.release(ended.id)
-
-
 @transaction.atomic
 def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> Moved:
     """DISPATCHING (or PENDING) → COMPLETED or FAILED by the run's owner: the model receives the result or the error."""
@@ -130,7 +122,7 @@ def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | Too
     happened = [events.tool_completed(changed(call, status=to, **columns))]
     run = move_run(run, RunStatus.RUNNING, happened)
     ended = move_call(call, to, **columns)
-    settle(ended)
+    ledger.capture(ended.id, ended.credit_used)
     return Moved(run, [ended])
 
 

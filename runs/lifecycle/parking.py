@@ -13,6 +13,7 @@ from django.db.models.functions import RowNumber
 
 from config.kernel import clock
 from config.queue.nudges import nudge_after_commit
+from credits import ledger
 from runs import events
 from runs.errors import CallError
 from runs.lifecycle import calls
@@ -144,7 +145,7 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     if dropped:
         happened.append(events.run_status(run, RunStatus.QUEUED))
     move_run(run, RunStatus.QUEUED if dropped else run.status, happened, **after)
-    calls.settle(ended)
+    ledger.capture(ended.id, ended.credit_used)
     crash_after_commit("outcome")
     if resumes:
         nudge_after_commit(EXECUTE, run.pk)
@@ -204,10 +205,9 @@ def contact_again(call: ToolInvocation, still: Parked) -> None:
     contact_at = clock.now() + timedelta(seconds=still.contact_in_seconds or 0)
     if not _taken(call).update(contact_at=contact_at, remote_task=still.remote_task or call.remote_task):
         return
-    known = call.progress or {}
-    message = still.message if still.message and still.message != known.get("message") else None
-    if message or (still.fraction is not None and still.fraction != known.get("fraction")):
-        record_progress(call, still.fraction, still.message or None)
+    told: dict[str, Any] = {"fraction": still.fraction, "message": still.message or None}
+    if any(value not in (None, (call.progress or {}).get(name)) for name, value in told.items()):
+        record_progress(call, **told)
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:

@@ -104,16 +104,8 @@ def hold_call(run: Run, call: ToolInvocation) -> bool:
     first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
-            ledger.hold(
-                run.user_id,
-                call.credit_estimate,
-                invocation_id=call.id,
-                tool_key=call.name,
-                chat_id=run.chat_id,
-                run_id=run.id,
-                price={"perCall": call.credit_estimate},
-                only_if=first,
-            )
+            price = {"perCall": call.credit_estimate}
+            _hold(run, call.credit_estimate, first, price=price, invocation_id=call.id, tool_key=call.name)
             return True
         except ledger.InsufficientCredits:
             over = refusal(run, call.credit_estimate)
@@ -138,20 +130,16 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
     owner = [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING]
     owned = ledger.Condition(f"{_OWNED[connection.vendor]} AND {first.sql}", [*owner, *first.values])
     try:
-        return ledger.hold(
-            run.user_id,
-            amount,
-            cause=_cause(run, turn, request),
-            run_id=run.id,
-            chat_id=run.chat_id,
-            price=price | {"turn": turn},
-            only_if=owned,
-        )
+        return _hold(run, amount, owned, price=price | {"turn": turn}, cause=_cause(run, turn, request))
     except ledger.InsufficientCredits:
         found = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
         if not found.filter(status=RunStatus.RUNNING, cancel_requested_at=None).exists():
             raise LeaseLost(run.pk) from None
         raise
+
+
+def _hold(run: Run, amount: int, only_if: ledger.Condition, **about: Any) -> LedgerEntry | None:
+    return ledger.hold(run.user_id, amount, run_id=run.id, chat_id=run.chat_id, only_if=only_if, **about)
 
 
 def held_turn(run: Run, turn: int | str, request: int) -> LedgerEntry | None:
@@ -249,7 +237,7 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
                 ledger.settle(hold, charged.amount, price=charged.price | {"partial": True})
                 early.update(charged.counts, turn_count=charged.turns)
         elif ends:
-            ledger.release(hold.invocation_id or "")
+            ledger.settle(hold, 0)
     return {name: getattr(run, name) + count for name, count in early.items()}
 
 
