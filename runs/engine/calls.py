@@ -105,24 +105,23 @@ def _is_approved(session: Session, call: ToolInvocation) -> bool:
 
 
 async def resume(session: Session) -> None:
-    """Continue with the open calls. Make the calls that need no answer, side by side. If there are none, ask one
-    question, for which the run then waits. Without a question, all open calls await outcomes from outside: the run is
-    parked.
+    """Make the open calls that need no answer, side by side. If there are none, ask one question, for which the run
+    then waits. Without a question, all open calls await outcomes from outside: the run is parked.
     """
     open_calls = session.journal.open_calls
     # First of all, because a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
-    asking = {call.id for call in open_calls if _question(session, call) is not None}
+    questions = {call.id: (call, asked) for call in open_calls if (asked := _question(session, call))}
     # A call that this process dispatched has an outcome by now, unless the loop was interrupted before it was recorded.
     at_work = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
-    orphans = [call for call in at_work if call.id not in asking]
+    orphans = [call for call in at_work if call.id not in questions]
     ready = needs_no_approval(session, open_calls)
-    if not (orphans or ready or asking):
+    if not (orphans or ready or questions):
         lifecycle.crash_point("before_park_run")
         await session.step(lifecycle.park_run)
         return
     if not (orphans or ready):
-        await _ask(session, next(call for call in open_calls if call.id in asking))
+        await _ask(session, *next(iter(questions.values())))
         return
     lifecycle.crash_point("before_dispatch")
     begun = [call for orphan in orphans if (call := await _begin(session, orphan)) is not None]
@@ -154,9 +153,7 @@ async def _begin(session: Session, call: ToolInvocation) -> ToolInvocation | Non
     return None
 
 
-async def _ask(session: Session, call: ToolInvocation) -> None:
-    question = _question(session, call)
-    assert question is not None  # noqa: S101  (calls without a question are dispatched first)
+async def _ask(session: Session, call: ToolInvocation, question: tuple[str, dict[str, Any]]) -> None:
     over = None
     # The budget already counts the hold of an approved or dispatched call.
     if call.status == InvocationStatus.PENDING and not _is_approved(session, call):

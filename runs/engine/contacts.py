@@ -25,18 +25,14 @@ LOOK_SECONDS = 0.5  # between two looks for calls that are due
 
 
 class Contacts:
-    """One in each process. Everything but ``wake`` runs on the engine's event loop."""
+    """One in each process. It runs on the engine's event loop."""
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self.process, self.loop = process, loop
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.under_way: Counter[str | int] = Counter()  # by server and by user
         self.known: dict[str, str] = {}  # the server of each tool that had a due call
-        self.woken = asyncio.Event()
-
-    def wake(self) -> None:
-        """Look for due calls now. Can be called from any thread."""
-        self.loop.call_soon_threadsafe(self.woken.set)
+        self.woken = asyncio.Event()  # when it is set, the next look comes at once
 
     async def run(self) -> None:
         while True:
@@ -75,7 +71,7 @@ class Contacts:
                 chosen.append(call_id)
         taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
         for call in taken:
-            task = self.loop.create_task(contact(self.process, call, definitions.get(call.name)), name=call.id)
+            task = asyncio.create_task(contact(self.process, call, definitions.get(call.name)), name=call.id)
             places_of_call = self.known.get(call.name, ""), call.run.user_id
             self.under_way.update(places_of_call)
             self.tasks[call.id] = task

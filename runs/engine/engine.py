@@ -42,7 +42,7 @@ class Engine:
         # Runs that were offered while their task was about to end, such as a parked run with an outcome at once.
         self.offered_again: set[str] = set()
         self.loop = asyncio.new_event_loop()
-        self.contacts = Contacts(self.process, self.loop)
+        self.contacts = Contacts(self.process)
         self.loop_thread = threading.Thread(target=self._run_loop, name="run-loop", daemon=True)
         self.heartbeat = Heartbeat(
             self.process, self.tasks.keys(), offer=self.offer, cancel=self._request_cancel, drop_all=self._drop_all
@@ -68,7 +68,7 @@ class Engine:
     def contact(self) -> None:
         """Contact the tools' servers of parked calls that are due, if there is room. The other calls stay due."""
         if not self.heartbeat.stopped.is_set():
-            self.contacts.wake()
+            self.loop.call_soon_threadsafe(self.contacts.woken.set)
 
     def drain(self) -> None:
         """Admit no more runs, and hand each run over at its next step. Can be called in a signal handler."""

@@ -201,9 +201,7 @@ async def _record_failure(
 
 
 async def _record(session: Session, model: ModelDefinition, plan: Plan, given: Answer, started_at: datetime) -> None:
-    """Record the turn. It completes the run if it gives the answer. It fails the run if there were too many answers
-    that miss the schema, or too many calls. Otherwise make the calls that need no approval.
-    """
+    """Record the turn, which completes or fails the run. Otherwise make those of its calls that need no approval."""
     end, usage, allowance = given.end, given.end.usage, given.allowance
     read = partial(_read_output, session.output_schema, given.calls)
     threads, gives_output = session.process.tool_threads, any(call.name == OUTPUT_TOOL for call in given.calls)

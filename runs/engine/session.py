@@ -9,10 +9,9 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from django.conf import settings
 
@@ -48,8 +47,7 @@ class Interruption(enum.Enum):
     SHUT_DOWN = "this process ends"
 
 
-@dataclass(frozen=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A claimed run with all that its session begins with."""
 
     run: Run
@@ -111,8 +109,7 @@ class Session:
         self.uncertain = {call.id for call in self.journal.open_calls if call.status == InvocationStatus.DISPATCHING}
 
     def _take(self, claimed: Claimed) -> None:
-        self.run, self.history, self.journal = claimed.run, claimed.history, claimed.journal
-        self.agent = claimed.agent
+        self.run, self.agent, self.history, self.journal = claimed
         self.output_schema: Mapping[str, Any] | None = self.run.output_schema
         if self.output_schema is None and self.agent is not None:
             self.output_schema = self.agent.output_schema

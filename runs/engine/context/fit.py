@@ -134,7 +134,8 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             last = {attempt.model: attempt.reason for attempt in failed}
             only_run = bool(refused) or not SAME_AGAIN.issuperset(last.values())
             step = replace(plan.left_out(step), only_run=only_run)
-            await record(session, plan, step, started_at, failure_reason=failed[-1].reason if failed else "")
+            reason = failed[-1].reason if failed else ""
+            await record(session, plan, step, started_at=started_at, failure_reason=reason)
             return True
         too_long = _refusals(session, model, index)
         most = room(model) * BYTES_PER_TOKEN // SMALLER**too_long
@@ -172,7 +173,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         step = replace(step, cut=replace(step.cut, text=summary))
         columns = {name: getattr(usage, name) for name in ("input_tokens", "cached_tokens", "output_tokens")}
         columns |= {"model": model.name, "held": hold.amount if hold else 0, "cost": charge.charged}
-        await record(session, plan, step, asked_at, charge, **columns)
+        await record(session, plan, step, charge, started_at=asked_at, **columns)
         return True
 
 

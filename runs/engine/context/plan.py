@@ -8,7 +8,6 @@ held (``requests``): it follows the provider's last count.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -218,12 +217,7 @@ def is_for_run(session: Session) -> bool:
 
 
 async def record(
-    session: Session,
-    plan: Plan,
-    step: Step,
-    started_at: datetime | None = None,
-    charge: lifecycle.Charge | None = None,
-    **of_summary: Any,
+    session: Session, plan: Plan, step: Step, charge: lifecycle.Charge | None = None, **of_summary: Any
 ) -> None:
     """Record a step and use its cut. ``of_summary``: columns of the row that a summary has."""
     shortened = session.history.shortened(step.cut)
@@ -238,10 +232,7 @@ async def record(
         only_run=step.only_run or is_for_run(session),
         tokens_before=plan.now,
         tokens_after=replace(plan, history=shortened).now,
-        started_at=started_at or now,
-        finished_at=now,
-        **asdict(step.cut),
-        **of_summary,
+        **asdict(step.cut) | {"started_at": now, "finished_at": now} | of_summary,
     )
     await session.step(lifecycle.record_compaction, compaction, charge)
     session.history = replace(shortened, compaction=compaction)
