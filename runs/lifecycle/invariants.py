@@ -45,6 +45,8 @@ NOT_PRUNED = f"""(
 LAST_STATUS = """
     SELECT 1 FROM runs_runevent WHERE run_id = run.id AND "index" = run.last_stream_index AND type = 'run.status'
 """
+# The condition on the run is for the ledger's index.
+CAPTURES_OF_CALL = "run_id = call.run_id AND invocation_id = call.id AND type = 'CAPTURE'"
 OPEN_HOLD = f"""type = 'HOLD' AND NOT EXISTS (
     SELECT 1 FROM credits_ledgerentry settled WHERE settled.against_id = hold.id AND settled.type {_in(SETTLEMENTS)}
 )"""
@@ -229,13 +231,9 @@ RULES: dict[str, Mapping[str, str]] = {
         "the call was charged more than once": """
             SELECT invocation_id FROM credits_ledgerentry WHERE type = 'CAPTURE'
             GROUP BY invocation_id HAVING COUNT(*) > 1""",
-        # The condition on the run is for the ledger's index.
         "the call's creditUsed is not what it was charged": f"""
-            runs_toolinvocation call WHERE CASE status WHEN 'COMPLETED' THEN credit_used ELSE 0 END <> {
-            _sum(
-                "amount", "credits_ledgerentry", "run_id = call.run_id AND invocation_id = call.id AND type = 'CAPTURE'"
-            )
-        }""",
+            runs_toolinvocation call WHERE CASE status WHEN 'COMPLETED' THEN credit_used ELSE 0 END
+                <> {_sum("amount", "credits_ledgerentry", CAPTURES_OF_CALL)}""",
         "the run's turns are not what it was charged for": f"""
             runs_run run WHERE {_recorded("cost")} <> {_charged("amount")}
                 OR {_recorded("CASE WHEN held > 0 THEN 1 END")} <> {_charged("1")}""",

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=models.Model)
 _KEY = take_key(Run, ToolInvocation, Waitpoint)
 Calls = Sequence[ToolInvocation]
+Events = Sequence[StreamEvent]
 
 
 class LeaseLost(Exception):
@@ -61,13 +62,7 @@ def changed(row: M, **changes: Any) -> M:
 
 
 def move_run(
-    run: Run,
-    to: str,
-    happened: Sequence[StreamEvent],
-    *,
-    before: Writes | None = None,
-    also: Writes | None = None,
-    **changes: Any,
+    run: Run, to: str, happened: Events, *, before: Writes | None = None, also: Writes | None = None, **changes: Any
 ) -> Run:
     """Move ``run`` to the status ``to``, which may be its present one, and append ``happened`` to its stream, with the
     webhook events that report it. Returns the run as it then is. Raises LeaseLost if the row differs from ``run``
@@ -174,7 +169,7 @@ def stop_running(run: Run) -> dict[str, Any]:
     return {"worker_id": None, "running_since": None, "ran_ms": ran_ms}
 
 
-def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends: bool = False) -> list[RunEvent]:
+def new_events(run: Run, happened: Events, at: datetime, *, ends: bool = False) -> list[RunEvent]:
     """The rows of ``happened``, after the events of ``run``'s stream. ``ends``: the last one is final."""
     both: dict[str, Any] = {"run_id": run.pk, "created_at": at}
     before, final = run.last_stream_index, len(happened) if ends else 0
@@ -184,7 +179,7 @@ def new_events(run: Run, happened: Sequence[StreamEvent], at: datetime, *, ends:
     ]
 
 
-def _emit(writes: Writes, run: Run, happened: Sequence[StreamEvent]) -> None:
+def _emit(writes: Writes, run: Run, happened: Events) -> None:
     about = {"run_id": run.id, "chat_id": run.chat_id, "request_id": run.request_id}
     for event, own in events.webhooks_of(happened):
         outbox.add(writes, run.user_id, event, extra=own, **about)

@@ -35,6 +35,9 @@ LIVE_RUN_STATUSES = [status for status in RunStatus if not status.final]
 MODEL_OF_RUN = Coalesce("resolved_model", "requested_model")
 HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=False)
 
+# Runs that lost their worker, and parked ones that may resume; and runs whose owner is to cancel them.
+TO_TAKE_OVER = Q(status="running", worker_id__isnull=True, due_at__isnull=False)
+TO_CANCEL = Q(status="running", cancel_requested_at__isnull=False)
 AGE = ("created_at", "id")  # the order of a user's runs in lists
 CLIENT_MESSAGE_ID_MAX_CHARS = 128
 METADATA_PAIRS_MAX = 16
@@ -158,23 +161,14 @@ class Run(ProtectedModel):
             models.Index("status", "id", name="run_by_status"),
             models.Index("error_code", "id", condition=Q(error_code__isnull=False), name="run_by_error"),
             models.Index("due_at", condition=Q(status="queued", blocked=False), name="run_due"),
-            # Runs that lost their worker, and parked ones that may resume.
-            models.Index(
-                "due_at",
-                condition=Q(status="running", worker_id__isnull=True, due_at__isnull=False),
-                name="run_to_take_over",
-            ),
+            models.Index("due_at", condition=TO_TAKE_OVER, name="run_to_take_over"),
             models.Index("id", condition=Q(parked=True), name="run_parked"),
             models.Index("user", *AGE, condition=Q(throttled=True), name="run_throttled"),
             models.Index("user", "awaiting", *AGE, condition=Q(awaiting__isnull=False), name="run_by_user_awaiting"),
             models.Index("user", *AGE, condition=Q(credits_wanted_at__isnull=False), name="run_wants_credits"),
             models.Index("chat", "created_at", condition=Q(blocked=True), name="run_in_line"),
             models.Index("worker_id", condition=Q(status="running"), name="run_by_worker"),
-            models.Index(
-                "worker_id",
-                condition=Q(status="running", cancel_requested_at__isnull=False),
-                name="run_cancel_by_worker",
-            ),
+            models.Index("worker_id", condition=TO_CANCEL, name="run_cancel_by_worker"),
         ]
 
     def __str__(self) -> str:
