@@ -48,7 +48,7 @@ def read_files(messages: tuple[Message, ...], dialect: Dialect) -> tuple[Message
     """The messages with the content of their files, the newest message's first, or a note why it is missing.
     Blocks for at most ATTACHMENT_READ_SECONDS plus one time-out of the storage.
     """
-    reader = FileReader(base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES)
+    reader = FileReader()
     of_users, of_tools = accepted_types(dialect)
     read: list[Message] = []
     for message in reversed(messages):
@@ -68,8 +68,8 @@ def accepted_types(dialect: Dialect) -> tuple[frozenset[str], frozenset[str]]:
 class FileReader:
     """Reads files until the request has no more room: ``characters`` of text and ``size`` bytes of other files."""
 
-    def __init__(self, characters: int, size: int) -> None:
-        self.characters, self.size = characters, size
+    def __init__(self) -> None:
+        self.characters, self.size = base.MODEL_ATTACHMENT_TEXT_MAX_CHARS, base.MODEL_ATTACHMENT_MAX_BYTES
         self.end = time.monotonic() + ATTACHMENT_READ_SECONDS
 
     def read(self, file: AttachedFile, accepted: frozenset[str]) -> AttachedFile:
@@ -77,11 +77,15 @@ class FileReader:
         try:
             if is_text(file.content_type):
                 return self._text(file)
-            if file.content_type in accepted:
-                return self._data(file)
+            if file.content_type not in accepted:
+                return replace(file, note="the content of this type cannot be shown")
+            if _most_bytes(file) > self.size:
+                return replace(file, note="it is too large to be shown")
+            content = self._content(file, _most_bytes(file))
         except FileNotFoundError:
             return replace(file, note="the file no longer exists")
-        return replace(file, note="the content of this type cannot be shown")
+        self.size -= len(content)
+        return replace(file, size_bytes=len(content), data=base64.b64encode(content).decode())
 
     def _text(self, file: AttachedFile) -> AttachedFile:
         if not self.characters:
@@ -92,13 +96,6 @@ class FileReader:
         self.characters -= len(text)
         cut = len(text) < len(whole)
         return replace(file, text=text, note=f"only the first {len(text)} characters" if cut else "")
-
-    def _data(self, file: AttachedFile) -> AttachedFile:
-        if _most_bytes(file) > self.size:
-            return replace(file, note="it is too large to be shown")
-        content = self._content(file, _most_bytes(file))
-        self.size -= len(content)
-        return replace(file, size_bytes=len(content), data=base64.b64encode(content).decode())
 
     def _content(self, file: AttachedFile, limit: int) -> bytes:
         return read_file(file.stored_name, limit, self.end - time.monotonic())
