@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 from config.api.serializers import camel
 from config.kernel import money
@@ -46,6 +46,10 @@ def _number(low: float, high: float) -> Check:
     return lambda value: type(value) in numbers and low <= value <= high, f"a number from {low:g} to {high:g}"
 
 
+def _choice(*choices: str) -> Check:
+    return choices.__contains__, f"one of {', '.join(choices)}"
+
+
 def _is_stop(value: Any) -> bool:
     fits = isinstance(value, list) and 1 <= len(value) <= STOPS_MAX
     return fits and all(isinstance(text, str) and 1 <= len(text) <= STOP_MAX_CHARS for text in value)
@@ -58,7 +62,7 @@ def _is_extra(value: Any) -> bool:
 PARAMETERS: dict[str, Check] = {
     "temperature": _number(0, 2),
     "topP": _number(0, 1),
-    "reasoningEffort": (EFFORTS.__contains__, f"one of {', '.join(EFFORTS)}"),
+    "reasoningEffort": _choice(*EFFORTS),
     "stop": (_is_stop, f"a list of 1 to {STOPS_MAX} texts of 1 to {STOP_MAX_CHARS} characters"),
     "seed": (lambda value: type(value) is int and abs(value) < 2**63, "a whole number"),
     # Merged into the body of a request.
@@ -76,9 +80,9 @@ check_parameters = partial(check_names, checks=PARAMETERS)
 class Dialect:
     """docs/models.md explains the fields. Their names in the admin and in the catalogue file are in camelCase."""
 
-    max_tokens_field: str = "max_tokens"
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     stream_options: bool = True
-    system_role: str = "system"
+    system_role: Literal["system", "developer", "user"] = "system"
     image_input: bool = True
     file_input: bool = True
     tool_images: bool = True
@@ -87,7 +91,7 @@ class Dialect:
     reasoning_field: str = "reasoning_content"
     reasoning_back: bool = False
     sampling: bool = True
-    seed_field: str = "seed"
+    seed_field: Literal["seed", "random_seed"] = "seed"
     effort_with_tools: str = ""
     counts_tokens: bool = False
     adaptive_thinking: bool = False
@@ -95,14 +99,6 @@ class Dialect:
 
 
 NAMES = {camel(field.name): field.name for field in fields(Dialect)}
-CHOICES = {
-    name: (choices.__contains__, f"one of {', '.join(choices)}")
-    for name, choices in {
-        "max_tokens_field": ("max_tokens", "max_completion_tokens"),
-        "system_role": ("system", "developer", "user"),
-        "seed_field": ("seed", "random_seed"),
-    }.items()
-}
 REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
 # These models refuse chat completions with tools unless reasoning is off.
 NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
@@ -167,17 +163,17 @@ def dialect_of(server: Server, provider_model: str, own: Mapping[str, Any]) -> D
     return Dialect(**_profile(server, provider_model) | given)
 
 
-# The checks by the type annotation of the field.
+# The checks by the type of the field. The other types are choices.
 TYPES: dict[Any, Check] = {
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "bool | None": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
-    "int": (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64"),
-    "str": (lambda value: isinstance(value, str) and len(value) <= 64, "a text of at most 64 characters"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    bool | None: (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    int: (lambda value: type(value) is int and 0 <= value <= 64, "a whole number from 0 to 64"),
+    str: (lambda value: isinstance(value, str) and len(value) <= 64, "a text of at most 64 characters"),
 }
 check_dialect = partial(
-    check_names, checks={camel(field.name): CHOICES.get(field.name) or TYPES[field.type] for field in fields(Dialect)}
+    check_names,
+    checks={camel(name): TYPES.get(kind) or _choice(*get_args(kind)) for name, kind in get_type_hints(Dialect).items()},
 )
-
 
 MODEL_MAX_OUTPUT_TOKENS = 8192
 
