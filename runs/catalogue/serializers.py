@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField
 from runs import catalogue
-from runs.catalogue.rules import Object, fits
+from runs.catalogue.rules import fits
 from runs.tools.schema import check_output_schema, check_sent_schema
 
 OUTPUT_SCHEMA = {
@@ -18,21 +18,18 @@ OUTPUT_SCHEMA = {
 
 
 @extend_schema_field({"type": "object", "additionalProperties": {}})
-class SentSchemaField(Object):
+class SentSchemaField(serializers.DictField):
     """The JSON Schema of a tool's input, from a caller."""
 
     json_schema: ClassVar[dict[str, Any]] = {"type": "object"}
-    check = staticmethod(check_sent_schema)
+    default_validators = (fits(check_sent_schema),)
     default_error_messages: ClassVar = {"not_a_dict": "A JSON Schema of an object is required."}
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": True, "validators": [fits(self.check)]} | kwargs)
 
 
 @extend_schema_field(OUTPUT_SCHEMA)
 class OutputSchemaField(SentSchemaField):
     json_schema: ClassVar[dict[str, Any]] = OUTPUT_SCHEMA
-    check = staticmethod(check_output_schema)
+    default_validators = (fits(check_output_schema),)
 
 
 class TypicalCreditsSerializer(CamelSerializer):
