@@ -88,15 +88,11 @@ def remembered() -> Catalogue:
 
 
 def refresh() -> Catalogue:
-    """Read the catalogue now."""
     global _current
     started = time.monotonic()
+    models = AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider")
     current = Catalogue(
-        models=_readable(
-            AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider"),
-            ("provider__api_key", "provider__headers"),
-            ModelDefinition.from_row,
-        ),
+        models=_readable(models, ("provider__api_key", "provider__headers"), ModelDefinition.from_row),
         tools=_tools(Tool.objects.filter(enabled=True)),
         fallbacks=_fallbacks(),
         agents=current_agents(),

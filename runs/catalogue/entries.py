@@ -187,9 +187,7 @@ class ProviderEntry(Entry):
 
     class Meta:
         model = Provider
-        fields = (
-            *("name", "kind", "base_url", "api_key", "headers", "max_concurrent", "requests_per_minute", "enabled"),
-        )
+        fields = ("name", "kind", "base_url", "api_key", "headers", "max_concurrent", "requests_per_minute", "enabled")
 
 
 class ModelEntry(Entry):
@@ -364,8 +362,7 @@ class EndpointEntry(Entry):
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         if {"url", "secret"} & set(changed):
             secret = values["secret"] if "secret" in changed else None
-            rotate = secret is not None
-            services.register(services.INSTALLATION, row.url, rotate=rotate, extended=True, secret=secret)
+            services.register(services.INSTALLATION, row.url, rotate=secret is not None, extended=True, secret=secret)
         services.change(services.INSTALLATION, enabled=row.enabled)
         return True
 

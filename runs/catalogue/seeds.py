@@ -10,12 +10,8 @@ from django.apps import apps as installed
 from runs.tools import builtin
 
 # Column values, which a migration reads. Prices are micro-credits per 1,000 tokens.
-PROVIDERS: list[dict[str, Any]] = [
-    {"name": "demo", "kind": "demo"},
-    # Their addresses and keys come from the environment until staff set others.
-    {"name": "openai", "kind": "openai"},
-    {"name": "anthropic", "kind": "anthropic"},
-]
+# The addresses and keys of the last two come from the environment until staff set others.
+PROVIDERS = [{"name": kind, "kind": kind} for kind in ("demo", "openai", "anthropic")]
 MODELS: list[dict[str, Any]] = [
     {
         "name": "demo",

@@ -40,12 +40,10 @@ class AnthropicTurn(TurnReader):
         return ""
 
     def read_document(self, document: dict[str, Any]) -> str:
-        text: list[str] = []
-        for index, block in enumerate(document["content"]):
-            text.append(self._begin_block(index, block))
+        text = "".join([self._begin_block(index, block) for index, block in enumerate(document["content"])])
         self._end(document)
         self._count(document.get("usage"))
-        return "".join(text)
+        return text
 
     def _begin_block(self, index: int, block: dict[str, Any]) -> str:
         if block["type"] == "tool_use":

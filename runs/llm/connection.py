@@ -43,7 +43,6 @@ def session() -> aiohttp.ClientSession:
 
 
 async def aclose() -> None:
-    """Close the running loop's connections."""
     if found := _sessions.pop(asyncio.get_running_loop(), None):
         await found.close()
 

@@ -11,7 +11,7 @@ from config.kernel.jsontext import to_text
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base, wire
-from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
+from runs.llm.base import AttachedFile, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
 from runs.llm.refusals import stopped
 
@@ -176,12 +176,7 @@ def _items(message: base.Message, origin: str | None) -> list[dict[str, Any]]:
         if message.text or not parts:
             parts.append({"type": "input_text", "text": message.text})
         return [{"role": "user", "content": parts}]
-    return _turn_items(message, origin)
-
-
-def _turn_items(message: AssistantMessage, origin: str | None) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    phase: dict[str, Any] = {}
+    items, phase = list[dict[str, Any]](), dict[str, Any]()
     for part in wire.in_order(message, origin):
         if isinstance(part, str):
             items.append({"role": "assistant", "content": part} | phase)

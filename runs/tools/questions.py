@@ -87,9 +87,8 @@ class Dialogue:
         """The dialogue with the user's answer to the first question; None declines the question."""
         first, *others = self.questions
         answer = DECLINED if data is None else {"action": "accept", "content": data}
-        return replace(
-            self, questions=tuple(others), answers=dict(self.answers) | {first.key: answer}, answered=self.answered + 1
-        )
+        answers = dict(self.answers) | {first.key: answer}
+        return replace(self, questions=tuple(others), answers=answers, answered=self.answered + 1)
 
     def when_told(self, state: str | None = None) -> Dialogue:
         """After the server got the answers. ``state``: the server wants it back next time. Raises ToolFailure."""

@@ -26,6 +26,7 @@ from runs.tools.questions import Dialogue
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Work = Callable[[Client, GuardedTransport], Awaitable[T]]
 
 # A server may list its tools in pages. The limit protects against a list without an end.
 LIST_PAGES_MAX = 20
@@ -63,11 +64,7 @@ async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
         raise tool_error(f"The server did not answer within {limit:g} seconds.") from None
 
 
-async def _with_server(
-    definition: ToolDefinition,
-    work: Callable[[Client, GuardedTransport], Awaitable[T]],
-    context: ToolContext | None = None,
-) -> T:
+async def _with_server(definition: ToolDefinition, work: Work[T], context: ToolContext | None = None) -> T:
     """The result of ``work`` over a connection to the tool's server. Raises ToolFailure."""
     headers = {**definition.secret_headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     headers |= {"Idempotency-Key": context.invocation_id} if context else {}
@@ -158,7 +155,6 @@ async def _all_tools(client: Client, transport: GuardedTransport) -> list[Tool]:
 
 
 async def _pages(client: Client) -> AsyncIterator[list[Tool]]:
-    """The server's tools, page by page."""
     cursor: str | None = None
     for _ in range(LIST_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)

@@ -109,9 +109,8 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
 
 
 def _open(dialogue: Dialogue, said: Any) -> Parked:
-    text = base.clean_text(said).strip() if isinstance(said, str) else ""
+    text = base.shorten(base.clean_text(said).strip(), base.PROGRESS_MAX_CHARS) if isinstance(said, str) else ""
     interval = None if dialogue.questions else dialogue.interval
-    text = base.shorten(text, base.PROGRESS_MAX_CHARS)
     return Parked(text, remote_task=dialogue.to_text(), contact_in_seconds=interval)
 
 
@@ -207,7 +206,6 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
 
 
 def _events(body: bytes) -> list[bytes]:
-    """The data of the events of a stream."""
     lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     events: list[list[bytes]] = [[]]
     for line in lines:
