@@ -5,6 +5,7 @@ the file's entries, which read ``${VARIABLE}`` from the environment.
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
@@ -90,23 +91,16 @@ def _variable(found: re.Match[str]) -> str:
 
 
 def checked(check: Callable[[Any], Any], value: Any) -> Any:
-    """``check(value)``; its ValueError becomes a ValidationError of the field."""
+    """``check(value)``; its ValueError becomes a ValidationError, which fields of forms and of serializers show."""
     try:
         return check(value)
     except ValueError as error:
-        raise serializers.ValidationError(str(error)) from None
+        raise ValidationError(str(error)) from None
 
 
-def fits(check: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """A validator for fields of forms and of serializers, which shows the ValueError of ``check``."""
-
-    def validate(value: Any) -> None:
-        try:
-            check(value)
-        except ValueError as error:
-            raise ValidationError(str(error)) from None
-
-    return validate
+def fits(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A validator for fields of forms and of serializers."""
+    return partial(checked, check)
 
 
 class Text(StrictCharField):
@@ -149,8 +143,9 @@ class Headers(Secret):
             try:
                 found[name] = super().to_internal_value(value)
                 checked(parse_headers, to_text({name: found[name]}))
-            except serializers.ValidationError as error:
-                raise serializers.ValidationError({name: error.detail}) from None
+            except (ValidationError, serializers.ValidationError) as error:
+                detail = error.messages if isinstance(error, ValidationError) else error.detail
+                raise serializers.ValidationError({name: detail}) from None
         return to_text(found) if found else ""
 
 
