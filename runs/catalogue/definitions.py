@@ -140,8 +140,7 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
             found |= {"system_role": "developer", "sampling": False} if reasons else {}
             found |= {"effort_with_tools": "none"} if NO_REASONING_WITH_TOOLS.search(model) else {}
         if any(name in model.lower() for name in ("deepseek", "kimi")):
-            # Their thinking models refuse a turn with calls whose reasoning is missing.
-            found["reasoning_back"] = True
+            found["reasoning_back"] = True  # their thinking models refuse a turn with calls whose reasoning is missing
     if server.host == "api.openai.com":
         found["prompt_cache_key"] = True
     if ":11434" in server.base_url:

@@ -232,8 +232,7 @@ class ModelEntry(Entry):
         return super().store(row, values, is_new, changed)
 
     def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
-        # A fallback may have been deleted.
-        row.fallbacks = [name for name in row.fallbacks if name in rows]
+        row.fallbacks = [name for name in row.fallbacks if name in rows]  # a fallback may have been deleted
         return super().written(row, rows, variables)
 
 

@@ -139,8 +139,7 @@ class TurnEnd:
     reasoning: tuple[dict[str, Any], ...] = ()
 
 
-# A piece of the text, a complete call, or the end.
-ModelEvent: TypeAlias = str | ToolCall | TurnEnd
+ModelEvent: TypeAlias = str | ToolCall | TurnEnd  # a piece of the text, a complete call, or the end
 
 
 class ModelError(Exception):

@@ -17,8 +17,7 @@ from runs.llm.base import ModelError
 CONNECT_SECONDS = 10.0
 # Shorter than the time of servers (uvicorn: 5 s): a request is lost if the server is closing its connection.
 KEEPALIVE_SECONDS = 4.0
-# The connection is used again if the end of the body follows the last event within this time.
-DRAIN_SECONDS = 0.1
+DRAIN_SECONDS = 0.1  # the connection is used again if the end of the body follows the last event within this time
 # The time for the counts of tokens after the reason of an answer's end: some servers send them later.
 COUNTS_SECONDS = 2.0
 

@@ -54,8 +54,7 @@ def preload() -> None:
 
 async def aclose_all() -> None:
     """Close the running loop's connections. A later request opens new ones."""
-    # Imported here, because only processes that ask models need aiohttp.
-    from runs.llm import connection
+    from runs.llm import connection  # here, because only processes that ask models need aiohttp
 
     _clients.pop(asyncio.get_running_loop(), None)
     await connection.aclose()

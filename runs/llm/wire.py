@@ -18,8 +18,7 @@ from runs.tools.base import clean_text
 # Bytes of one event in the answer of a provider; a longer one is a `MODEL_ERROR`.
 MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024
 LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
-# The most levels of an item of reasoning. Known items have four.
-DEPTH_MAX = 32
+DEPTH_MAX = 32  # the most levels of an item of reasoning; known items have four
 ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HASH_CHARS = 8
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")  # OpenAI's chat completions refuse a longer id

@@ -48,8 +48,7 @@ class ToolContext:
     # if the call cannot be parked. The address is the credential.
     callback_url: str = field(default="", repr=False)
     park_until: datetime | None = None
-    # What the tool's type stores about the call's task on its server, or the server's questions.
-    remote_task: str = ""
+    remote_task: str = ""  # what the tool's type stores about the call's task on its server, or the server's questions
     # For a parked call that has ended: the reason, which the tool's server is told; it is not asked for the outcome.
     end_reason: str = ""
 

@@ -136,8 +136,7 @@ async def _post(
 def _parked(body: bytes) -> Parked:
     """The content of an answer with status 202, if it is one that we know: many servers send a body of their own."""
     try:
-        # This runs on the event loop, so a long answer is not read.
-        answer = json.loads(body[:REASON_BYTES])
+        answer = json.loads(body[:REASON_BYTES])  # this runs on the event loop, so a long answer is not read
     except (ValueError, RecursionError):
         return Parked()
     answer = answer if isinstance(answer, dict) else {}

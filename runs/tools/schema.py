@@ -40,8 +40,7 @@ logger = logging.getLogger(__name__)
 COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("validation.py"))]
 # The most processes that are kept for later checks. There are as many at a time as threads that check.
 IDLE_MAX = 2
-# Seconds of CPU time for the check of a new schema. Usual schemas take a hundredth of it.
-SCHEMA_SECONDS = 0.1
+SCHEMA_SECONDS = 0.1  # seconds of CPU time for the check of a new schema; usual schemas take a hundredth of it
 WAIT_SECONDS = 1.0  # the time for which a request waits for another check of the same user
 TOO_COSTLY = "too costly"  # the key in an answer if the check has used up its time or the memory
 # No search in linear time supports such a pattern. Servers in JavaScript often have one for e-mail addresses.

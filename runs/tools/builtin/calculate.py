@@ -16,8 +16,7 @@ EXPRESSION_MAX_CHARS = 1000
 DIGITS_MAX = 1000
 _SIZE: dict[str, Any] = {"Emin": -DIGITS_MAX, "Emax": DIGITS_MAX - 1}
 _WORKING = Context(prec=DIGITS_MAX + 200, traps=[InvalidOperation, DivisionByZero, Overflow, Subnormal], **_SIZE)
-# Rounds off the last digits, so that the result of 1 / 3 * 3 is 1.
-_RESULT = Context(prec=DIGITS_MAX + 100, **_SIZE)
+_RESULT = Context(prec=DIGITS_MAX + 100, **_SIZE)  # rounds off the last digits, so that the result of 1 / 3 * 3 is 1
 _SHOWN = Context(prec=28, **_SIZE)  # for numbers with a fraction
 ROOT_DIGITS = 60  # digits of powers with a fractional exponent, which take long with more
 

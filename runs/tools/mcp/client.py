@@ -28,10 +28,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Work = Callable[[Client, GuardedTransport], Awaitable[T]]
 
-# A server may list its tools in pages. The limit protects against a list without an end.
-LIST_PAGES_MAX = 20
-# How often a call is made in a row while its server asks only for things that the user cannot answer.
-ROUNDS_MAX = 10
+LIST_PAGES_MAX = 20  # pages of a list of tools; protects against a list without an end
+ROUNDS_MAX = 10  # how often a call is made in a row while its server asks only for things that the user cannot answer
 # The pause before the next round if the server asks for nothing at all: it wants to be called again later.
 ROUND_SECONDS = 0.25
 

@@ -34,8 +34,7 @@ REVISION = "2026-07-28"
 # The capabilities of this client, as the server is told: the server may use nothing else.
 CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}}
 
-# Limits of the server's `pollIntervalMs`.
-POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0
+POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0  # limits of the server's `pollIntervalMs`
 # Without `pollIntervalMs`, or an answer of the server, intervals double from the first to the second of these.
 POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 TASK_REQUEST_SECONDS = 30.0  # the time of one request about a task
