@@ -82,6 +82,15 @@ def test_all_text_of_an_answer_can_be_stored(turn, provider: str) -> None:
         assert reasoning["item"]["signature"] == "EqQB+/=="
 
 
+@pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
+def test_a_call_whose_input_came_whole_is_made_only_if_the_answer_ended(turn) -> None:
+    call = begun({"type": "tool_use", "id": "c", "name": "calculate", "input": {"expression": "1"}})
+    reason = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}
+
+    assert turn("x", raw=data(*call, reason)).calls[0].arguments == '{"expression":"1"}'
+    assert failure(turn, "x", raw=data(*call)).reason is FailureReason.CONNECTION_LOST
+
+
 @pytest.mark.parametrize("value", ["NaN", "[" * 60 + "]" * 60])
 def test_reasoning_that_cannot_be_stored_is_an_error(turn, provider: str, value: str) -> None:
     odd = {"type": "thinking", "thinking": "", "signature": "", "odd": "ODD"}
