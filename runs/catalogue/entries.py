@@ -285,7 +285,7 @@ class AgentEntry(Entry):
     parameters = Object()
     credit_approval_threshold = _price(**OPTIONAL)
     max_credits = CreditsNumberField(minimum=1, **OPTIONAL)
-    output_schema = Object(allow_null=True)
+    output_schema = Object(**OPTIONAL)
     enabled = StrictBooleanField(required=False)
     queryset = Agent.objects.all()
 

@@ -163,9 +163,6 @@ class OneOf(serializers.ChoiceField):
 class Object(serializers.DictField):
     default_error_messages: ClassVar = {"not_a_dict": "A mapping is required."}
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": False} | kwargs)
-
 
 class Names(BoundedListField):
     child = Text()

@@ -178,11 +178,9 @@ class _Output:
             yield self._delta(word[0])
 
     def usage(self) -> Usage:
-        return Usage(
-            estimated_tokens(self.request),
-            min(self.size.tokens, self.request.max_output_tokens),
-            reasoning_tokens=self.reasoning_size.tokens if self.reasoning else 0,
-        )
+        output = min(self.size.tokens, self.request.max_output_tokens)
+        reasoning = self.reasoning_size.tokens if self.reasoning else 0
+        return Usage(estimated_tokens(self.request), output, reasoning_tokens=reasoning)
 
     def grow(self, text: str) -> None:
         """Count a text of the answer, which is cut at the request's output limit."""
