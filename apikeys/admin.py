@@ -27,10 +27,6 @@ class ScopesForm(ActionForm):
         field.initial = self.target.scopes
 
 
-def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) -> Did | None:
-    return Did(key, "Revoked.") if keys.revoke_key(key) else None
-
-
 def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
     removed = keys.narrow_key(key, data["scopes"])
     return Did(key, f"Removed {', '.join(removed)}.") if removed else None
@@ -46,7 +42,7 @@ REVOKE = Action(
     label="Revoke",
     permission="apikeys.revoke_apikey",
     question="Requests with these keys are refused at once and permanently.",
-    apply=revoke,
+    apply=lambda request, key, data: Did(key, "Revoked.") if keys.revoke_key(key) else None,
     icon="block",
     danger=True,
     offered=lambda key: key.revoked_at is None,

@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "attachments"
 READ_SIZE = 64 * 1024
-# The file name for direct uploads to the storage: it is part of the signed URL.
-DIRECT_UPLOAD = "upload"
 
 HEAD_BYTES = 1024
 SIGNATURES: dict[str, re.Pattern[bytes]] = {
@@ -64,7 +62,8 @@ def presign_put(attachment_id: str, **what: Any) -> tuple[str, dict[str, str]]:
 
 
 def direct_name(attachment_id: str) -> str:
-    return f"{FOLDER}/{attachment_id}/{DIRECT_UPLOAD}"
+    """The name of the file that a client uploads to the storage directly: it is part of the signed URL."""
+    return f"{FOLDER}/{attachment_id}/upload"
 
 
 class Parts(File):

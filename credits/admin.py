@@ -224,13 +224,12 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
 
     def find(self, word: str) -> Q:
         if word.startswith("inv_"):
-            held = LedgerEntry.objects.filter(cause=f"hold:{word}").values_list("pk", flat=True).first()
-            if held is None:
+            if (held := ledger.hold_of(word)) is None:
                 return NOTHING
             # The hold, its settlements and the refunds. The types allow the partial indexes on ``against``.
             ended = LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True)
             back = LedgerEntry.objects.filter(against__in=list(ended), type__in=CORRECTIONS)
-            return Q(pk__in=[held, *ended, *back.values_list("pk", flat=True)])
+            return Q(pk__in=[held.pk, *ended, *back.values_list("pk", flat=True)])
         return super().find(word)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
