@@ -71,9 +71,7 @@ def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[Too
 
 
 def _question(session: Session, call: ToolInvocation) -> tuple[str, dict[str, Any]] | None:
-    """What the user must answer before the call is made or continues, as (waitpoint kind, its request payload); None if
-    nothing. The approval of the call comes first, then what ``ask_user`` or the tool's server asks.
-    """
+    """What the user must answer first: (waitpoint kind, its request payload), or None. An approval comes first."""
     if call.status == InvocationStatus.DISPATCHING:
         if (asked := _dialogue(call).question) is None:
             return None

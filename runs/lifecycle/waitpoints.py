@@ -135,9 +135,8 @@ def payable() -> QuerySet[Waitpoint]:
 
 
 def resume_paid(user_id: int) -> int:
-    """waiting → queued for the user's runs that wait for credits, oldest first, as long as the credits are enough for
-    their next steps. A run that needs more than is left is passed over. Returns how many were resumed. A run whose step
-    finds too few credits waits again.
+    """waiting → queued for the user's runs whose next steps the credits can pay, oldest first. A run that needs more
+    than is left is passed over; a run whose step finds too few credits waits again. Returns how many were resumed.
     """
     # Runs that were resumed before, and that no worker has taken yet, hold nothing for their next steps.
     queued = Run.objects.filter(user=user_id, status=RunStatus.QUEUED, started_at__isnull=False)
