@@ -14,9 +14,7 @@ N = TypeVar("N", int, float)
 
 @dataclass
 class Env:
-    """Reads ``os.environ``. ``problems`` lists (variable, correction) for invalid values. ``known`` has the default and
-    the accepted values of each variable, as texts for docs/settings.md.
-    """
+    """Reads ``os.environ``. ``problems``: (variable, correction); ``known``: default and accepted values, for docs."""
 
     problems: list[tuple[str, str]] = field(default_factory=list)
     known: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -1,6 +1,4 @@
-"""Files in the S3-compatible object storage of the STORAGE_S3_* settings, and upload URLs for clients. Django loads it
-by its name in STORAGES; no module imports it, because loading boto3 takes a second.
-"""
+"""Files in an S3-compatible storage. Only Django loads this module, by its name: loading boto3 takes a second."""
 
 import base64
 from collections.abc import Iterator

@@ -36,9 +36,7 @@ DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``. A subclass finds the token's user. It also has its texts for the OpenAPI document
-    and its ``mark``, a key of KINDS.
-    """
+    """``Authorization: Bearer …``. A subclass finds the token's user, has texts for OpenAPI, and a key of KINDS."""
 
     mark: ClassVar[str]
     scheme: ClassVar[str]

@@ -1,5 +1,6 @@
 """Responses whose body the web server sends from its event loop, for as long as the body lasts."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from django.http import HttpRequest
@@ -24,11 +25,6 @@ class Body(Protocol):
     def leave(self) -> None: ...
 
 
-class LiveResponse(Protocol):
-    def open(self) -> Body:
-        """Called on the event loop."""
-
-
-def offer(request: HttpRequest, response: LiveResponse) -> None:
-    """Let a server that can send ``response`` from an event loop do so. Other servers send its ordinary content."""
-    request.META[KEY] = response
+def offer(request: HttpRequest, open: Callable[[], Body]) -> None:
+    """Let a server that can send a body from its event loop ``open`` it there. Others send the response's content."""
+    request.META[KEY] = open

@@ -43,8 +43,11 @@ def page(request: HttpRequest) -> HttpResponse:
     scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     known = scheme.lower() == "bearer" and constant_time_compare(token.strip(), settings.METRICS_TOKEN)
     if settings.DEBUG or (settings.METRICS_TOKEN and known):
-        found = reading()
-        text = metrics.exposition(families(found)) + joined([metrics.own_text(), *found.texts])
+        found, help = reading(), "When the job last succeeded, in seconds since the epoch."
+        answered = {(name,): float(answers) for name, answers in found.up.items()}
+        up = Gauge("source_up", "Whether the source of these metrics answered.", answered, ["source"])
+        families = [up, Gauge(metrics.LAST_SUCCESS, help, found.ends, ["job"]), *found.gauges]
+        text = metrics.exposition(families) + joined([metrics.own_text(), *found.texts])
         response = HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
     else:
         response = error_response(401)
@@ -99,15 +102,6 @@ def _read_database(found: Reading) -> bool:
         return False
     outage.ended()
     return True
-
-
-def families(reading: Reading) -> list[Gauge]:
-    up = {(name,): float(answers) for name, answers in reading.up.items()}
-    return [
-        Gauge("source_up", "Whether the source of these metrics answered.", up, ["source"]),
-        Gauge(metrics.LAST_SUCCESS, "When the job last succeeded, in seconds since the epoch.", reading.ends, ["job"]),
-        *reading.gauges,
-    ]
 
 
 def joined(texts: Iterable[str]) -> str:

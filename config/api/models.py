@@ -28,9 +28,7 @@ class IdempotencyRecord(models.Model):
 
 
 class ErasedSubject(models.Model):
-    """The username of an erased user, as a keyed digest. Session tokens that were issued before the erasure are
-    refused: a browser that still has one would create the user again.
-    """
+    """Keyed digest of an erased user's name: session tokens from before the erasure must not create the user again."""
 
     digest = models.CharField(max_length=64, primary_key=True)
     erased_at = models.DateTimeField(db_default=Now())

@@ -52,9 +52,7 @@ def ask_broker() -> None:
 
 
 class Probe:
-    """A check on a thread of its own, so that a check that hangs counts as a failure. Requests that ask meanwhile share
-    its result, so that hanging threads do not accumulate.
-    """
+    """A check on its own thread, so that one that hangs is a failure. Requests that ask meanwhile share its result."""
 
     def __init__(self, name: str, ask: Callable[[], str | None]) -> None:
         self.name = name

@@ -1,6 +1,4 @@
-"""Work in batches. Each batch is one transaction and skips locked rows: a job may run twice at the same time and may be
-interrupted at any point. Work ends early when ``stopping`` is set.
-"""
+"""Work in batches: each is a transaction and skips locked rows, so jobs may run twice at once and end at any point."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -51,9 +51,7 @@ class ProtectedQuerySet(models.QuerySet[M]):
 
 
 class ProtectedModel(models.Model):
-    """A stored row is saved with ``update_fields`` only: a full save would write the protected fields back as they were
-    when the row was read.
-    """
+    """A stored row is saved with ``update_fields`` only: a full save would write back protected fields as read."""
 
     protected_fields: ClassVar[frozenset[str]] = frozenset({"status"})
 

@@ -92,9 +92,7 @@ class CompiledQuery(Generic[M]):
 
 
 def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
-    """The query with column types that stay the same when a migration widens columns of the table. Connections that
-    have prepared the query then get a new plan, not an error.
-    """
+    """The query with column types that no migration changes: prepared queries get a new plan then, and not an error."""
     names = [f"c{index}" for index in range(len(types))]
     wide = [WIDE.get(name, name) for name in (re.sub(r"\(.*\)", "", kind) for kind in types)]
     columns = ", ".join(f"{name}::{kind}" for name, kind in zip(names, wide, strict=True))

@@ -66,9 +66,7 @@ def is_unavailable(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why the database is not available, in one line. For an error that the server reports about a statement, the name
-    of the error, because its message may quote values.
-    """
+    """Why the database is not available, in one line; of a statement's error only the name: messages quote values."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

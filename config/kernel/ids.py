@@ -1,6 +1,4 @@
-"""Identifiers: a type prefix and a ULID, which sorts by creation time and cannot be guessed (80 random bits); their
-model fields, and the comparison with many of them in one SQL parameter.
-"""
+"""Identifiers (a type prefix and a ULID with 80 random bits), their model fields, and comparison with many of them."""
 
 import json
 from collections.abc import Iterable
@@ -51,9 +49,7 @@ class IdField(_IdText):
 
 
 def any_of() -> str:
-    """SQL for "equals one of many values", which are one parameter, made by ``array``: the text of the statement does
-    not depend on their number, so the database can reuse its plan.
-    """
+    """SQL for "equals one of", with many values as one parameter from ``array``: one text and plan for any number."""
     return "= ANY(%s)" if connection.vendor == "postgresql" else "IN (SELECT value FROM json_each(%s))"
 
 

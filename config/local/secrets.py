@@ -28,9 +28,7 @@ def signing_key() -> str:
 
 
 def secret_from_file(path: Path, generate: Callable[[], str] = lambda: secrets.token_urlsafe(64)) -> str:
-    """The content of the file. The first call creates the file. Concurrent processes all get the same secret. Ends the
-    process if the file cannot be created or read.
-    """
+    """The file's content, the same for all processes. The first call creates the file. An error ends the process."""
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -65,9 +65,7 @@ async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "")
 
 
 def check_socket_address(text: str) -> None:
-    """Raises AddressRefused unless ``text`` is one public address without a zone: ``connect`` could resolve any other
-    text to a different address.
-    """
+    """Raises AddressRefused unless ``text`` is one public address without a zone: ``connect`` would resolve others."""
     if "%" in text or not is_address(text) or not is_public(ipaddress.ip_address(text)):
         raise AddressRefused(REFUSED)
 

@@ -45,9 +45,7 @@ CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 
 async def request(method: str, url: str, *, total_timeout: float, max_bytes: int, **options: Any) -> Answer:
-    """Send one request and return its answer, also with an error status. ``options`` and errors are those of
-    ``Exchange.open``, and RequestTimedOut after ``total_timeout`` seconds.
-    """
+    """Send one request. ``options`` and errors: ``Exchange.open``; RequestTimedOut after ``total_timeout`` seconds."""
     exchange = Exchange()
     try:
         async with asyncio.timeout(total_timeout):

@@ -62,9 +62,7 @@ def same_server(first: str, second: str) -> bool:
 
 
 def host_of(parsed: Url) -> str:
-    """The host for the look-up: an IPv4 address in its usual form, a name without its last dot. So the check and the
-    connection cannot read it differently.
-    """
+    """The host for the look-up, so that check and connection read it alike: IPv4 in its usual form, no last dot."""
     host = (parsed.host or "").strip("[]").rstrip(".")
     with contextlib.suppress(OSError):
         return socket.inet_ntoa(socket.inet_aton(host))

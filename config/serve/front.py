@@ -19,7 +19,7 @@ from typing import Any
 from django.http import FileResponse
 
 from config import settings
-from config.api.live import KEY, Body, Broken, LiveResponse
+from config.api.live import KEY, Body, Broken
 from config.limits.share import Room
 from config.queue import publisher
 from config.serve import requests
@@ -72,7 +72,7 @@ class Answer:
     headers: list[tuple[str, str]]
     content: bytes = b""
     parts: Parts | None = None
-    live: LiveResponse | None = None
+    live: Callable[[], Body] | None = None
 
 
 class Front:
@@ -188,7 +188,7 @@ class Front:
     async def send_body(self, answer: Answer, receive: Receive, send: Send) -> None:
         body: Any = answer.parts
         if answer.live:
-            body = answer.live.open()
+            body = answer.live()
             self.live.add(body)
             if self.stopping:
                 body.close()

@@ -156,7 +156,7 @@ class FrontBody:
 
 
 class FrontResponse(StreamResponse):
-    """A ``LiveResponse`` with the frames of a protocol. A server other than ours only sends what exists now."""
+    """A stream with the frames of a protocol. A server other than ours only sends what exists now."""
 
     def __init__(self, frames: Frames, place: str | None = None) -> None:
         self.frames = frames

@@ -87,7 +87,7 @@ class FrontViewSet(ServiceViewSet):
             for name, value in self.stream_headers.items():
                 response[name] = value
             frees.pop_all()
-        live.offer(self.request._request, response)
+        live.offer(self.request._request, response.open)
         return response
 
     def body(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class McpViewSet(ServiceViewSet):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
         response = WaitingResponse(result, place, lambda: dumps(waited(message, request, result)))
-        live.offer(request, response)
+        live.offer(request, response.open)
         return response
 
 
@@ -184,7 +184,7 @@ class Wait:
 
 
 class WaitingResponse(StreamingHttpResponse):
-    """A ``LiveResponse``. ``answer`` returns the body after the wait, on a thread; other servers send it at once."""
+    """``answer`` returns the body after the wait, on a thread; servers other than ours send it at once."""
 
     def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
         self.started, self.place, self.answer = started, place, answer

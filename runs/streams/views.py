@@ -55,7 +55,7 @@ class Frames:
 
 
 class StreamResponse(StreamingHttpResponse):
-    """A ``LiveResponse``. A server other than ours sends only the events that exist now; clients reconnect for more."""
+    """A server other than ours sends only the events that exist now; clients reconnect for more."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
@@ -130,7 +130,7 @@ class StreamViewSet(ServiceViewSet):
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
         response = StreamResponse(opening_of(request, run, after, take_place(run.user_id)))
-        live.offer(request, response)
+        live.offer(request, response.open)
         return response
 
 
