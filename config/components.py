@@ -4,23 +4,11 @@
 INSTALLED_APPS = [
     "unfold",  # before the admin, whose site and templates it replaces
     "config.apps.StaffAdminConfig",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-    "django.contrib.messages",
+    *("django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django.contrib.messages"),
     "django.contrib.staticfiles",
-    "rest_framework",
-    "drf_spectacular",
-    "drf_spectacular_sidecar",
-    "axes",
-    "config.apps.PlatformConfig",
-    "config.api",
-    "config.staff",
-    "webhooks",
-    "apikeys",
-    "credits",
-    "chats",
-    "runs",
+    *("rest_framework", "drf_spectacular", "drf_spectacular_sidecar", "axes"),
+    *("config.apps.PlatformConfig", "config.api", "config.staff"),
+    *("webhooks", "apikeys", "credits", "chats", "runs"),
 ]
 
 MIDDLEWARE = [
@@ -116,9 +104,8 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # A worker keeps tasks with a countdown in memory. The sweep finds the work of messages above this limit.
 CELERY_WORKER_ETA_TASK_LIMIT = 10_000
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
-# With no_ack, the broker does not keep a message that a worker has fetched: keeping it would be the largest part of its
-# cost, and sweeps find the work of a lost message. Messages with a countdown are kept, because
-# CELERY_WORKER_ETA_TASK_LIMIT counts kept messages only.
+# With no_ack, the broker keeps no message that a worker has fetched, which would be most of its cost: sweeps find the
+# work of a lost one. Messages with a countdown are kept, because CELERY_WORKER_ETA_TASK_LIMIT counts only those.
 CELERY_TASK_QUEUES = {
     name: {"exchange": name, "routing_key": name, "no_ack": name != "webhooks-retry"}
     for name in ("runs", "webhooks", "webhooks-retry", "maintenance")

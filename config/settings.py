@@ -79,8 +79,7 @@ DATABASE_LIMITS_APPLY = Path(sys.argv[0]).name != "manage.py"
 # PgBouncer in transaction mode does not keep a server-side cursor between statements.
 #: set to 1 behind PgBouncer in transaction mode
 _pgbouncer = ENV.flag("DATABASE_PGBOUNCER", False)
-# Seconds for which a connection is kept, time limit for a new one, and time after which a connection is closed if the
-# database's host does not acknowledge what was sent.
+# Seconds that a connection is kept, that opening one may take, and until one whose host acknowledges nothing is closed.
 DATABASE_CONN_MAX_AGE = 600
 DATABASE_CONNECT_SECONDS = 5
 DATABASE_TCP_SECONDS = 15
@@ -97,9 +96,8 @@ _options: dict[str, Any] = {
     "server_side_binding": True,
     "prepare_threshold": None if _pgbouncer else 5,
 }
-# PostgreSQL ends a transaction that is idle for this time: the open transaction of a suspended process or a lost
-# machine would keep its locks for hours, and no worker could take over its runs. PgBouncer does not forward the
-# options: there, set them for the role.
+# PostgreSQL ends a transaction that is idle so long: that of a suspended process or a lost machine would keep its locks
+# for hours, and its runs with them. PgBouncer does not forward the options: there, set them for the role.
 DATABASE_IDLE_TRANSACTION_SECONDS = 10
 _limits: dict[str, float] = {"idle_in_transaction_session_timeout": DATABASE_IDLE_TRANSACTION_SECONDS}
 if DATABASE_LIMITS_APPLY:
@@ -134,8 +132,7 @@ else:
     }
 
 # --- broker ----------------------------------------------------------------------------------------------------------
-# The path of a Unix socket is limited to about 100 characters. A longer path is replaced by one in the temporary
-# directory.
+# The path of a Unix socket has at most about 100 characters; instead of a longer one, the temporary directory is used.
 BROKER_SOCKET = VAR_DIR / "broker.sock"
 if len(str(BROKER_SOCKET)) > 90:
     BROKER_SOCKET = Path(tempfile.gettempdir()) / f"aws-{hashlib.sha256(str(VAR_DIR).encode()).hexdigest()[:16]}.sock"
@@ -460,9 +457,8 @@ LOGGING = {
         **{key: {"level": "WARNING"} for key in ("celery.app.trace", "celery.worker.strategy", "celery.beat")},
         # Warnings of urllib3 contain the full URL, which may have a receiver's token.
         **{key: {"level": "ERROR"} for key in ("django.request", "aiohttp", "urllib3")},
-        # Any client can cause lines of DisallowedHost, each with a stack trace; the response is 400. Lines of axes
-        # contain the username of a failed sign-in, and people type passwords into that field. The SDK of MCP (mcp,
-        # client) logs content from servers; the invocation records the result.
+        # Any client can cause lines of DisallowedHost with stack traces. Lines of axes have the username of a failed
+        # sign-in, and people type passwords into that field. The SDK of MCP (mcp, client) logs content from servers.
         **{key: {"level": "CRITICAL"} for key in ("django.security.DisallowedHost", "axes", "mcp", "client")},
     },
 }

@@ -22,8 +22,7 @@ class _Statement:
     sql: str
     # The parameters: each is the index of an argument, or, if that is None, a constant.
     template: tuple[tuple[int | None, Any], ...]
-    # The columns of a row: names of the model's fields, annotations with their index, and converters of database
-    # values.
+    # The columns of a row: names of the model's fields, annotations with their index, and converters of values.
     names: tuple[str, ...]
     annotations: tuple[tuple[str, int], ...]
     converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]

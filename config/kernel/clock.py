@@ -1,8 +1,7 @@
 """The service's only clock: the clock of the database server.
 
-Processes on many machines compare leases, expiries and due times, and the clock of a machine may be wrong. Each
-process therefore reads the database's time at intervals and adds the time of its own steady clock. No other module
-reads the wall clock for a stored time.
+Processes on many machines compare times, and a machine's clock may be wrong. So each process reads the database's time
+at intervals and adds its own steady clock. No other module reads the wall clock for a stored time.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """JSON text: the only strict reader and the only exact writer of the service, its column, and how values are compared.
 
-The reader limits depth, numbers and the count of values. Numbers keep each digit: those with a fraction become Decimal.
-It rejects input that JSON readers treat differently (duplicate keys, NaN, lone surrogates) or that cannot be stored
-(NUL). The writer makes compact text and writes each digit.
+Both keep each digit: a number with a fraction is a Decimal. The reader limits depth, numbers and the count of values,
+and rejects what readers treat differently (duplicate keys, NaN, lone surrogates) or cannot be stored (NUL).
 """
 
 import json

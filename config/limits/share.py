@@ -1,7 +1,6 @@
 """Share: what the users of a process share, such as places for tool calls, bytes in memory and threads.
 
-What exceeds a user's share waits in the user's own line, first in, first out, and never before the work of others, or
-it is refused at once. The limits are declared where the shares are made.
+What exceeds a user's share waits in the user's own line, first in, first out, or is refused at once.
 """
 
 import asyncio

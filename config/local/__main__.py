@@ -68,8 +68,7 @@ ENVIRONMENT = {
     "SECRET_KEY": settings.SECRET_KEY,
     "LOG_LEVEL": "WARNING",
     "LOG_FORMAT": "text",
-    # honcho kills the processes 5 seconds after the first one has stopped. Interrupted runs continue after the next
-    # start.
+    # honcho kills the processes 5 seconds after the first has stopped. Interrupted runs continue after the next start.
     "WEB_GRACEFUL_SECONDS": "2",
     "RUN_SHUTDOWN_GRACE_SECONDS": "2",
     # Development containers often run as root. Production keeps Celery's warning.

@@ -1,9 +1,8 @@
 """The outbound HTTP client, for all requests to addresses that users or staff configure (webhooks, tools).
 
 It resolves a host once, refuses it if any of its addresses is not public, and connects to an address that it has
-checked. So a second look-up cannot return a different address. It does not follow redirects and does not use proxies of
-the environment. It verifies certificates. One deadline covers look-up, connect, handshake, request and answer. No
-request is sent twice.
+checked, so that no second look-up can differ. It follows no redirects, uses no proxies of the environment, verifies
+certificates and sends no request twice. One deadline covers look-up, connect, handshake, request and answer.
 """
 
 from typing import Any

@@ -32,12 +32,10 @@ LINE_MAX_BYTES = 64 * 1024
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 CLOSE_SECONDS = 1.0
-# If a step ends later than this after its limit, it was not slow: the process was suspended. A busy event loop is late
-# by less.
+# A step that ends later than this after its limit was suspended with the process. A busy event loop is late by less.
 STOOD_STILL_SECONDS = 1.0
-# Bytes of an answer that may have no content: heads, interim (1xx) answers, the framing of chunks and of TLS, empty
-# lines and comments of a stream. Reading them takes time of the event loop, so a hostile server could delay all others.
-# The limit is far more than usual answers have, and more than what waits in buffers.
+# Bytes of an answer that may have no content: heads, interim (1xx) answers, framing of chunks and TLS, empty lines and
+# comments of a stream. Usual answers have far less, and a hostile server could delay the event loop for all others.
 SPARE_BYTES = 256 * 1024
 # The most bytes of one read, which are parsed before the event loop serves the next connection.
 READ_BYTES = 16 * 1024

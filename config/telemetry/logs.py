@@ -1,8 +1,7 @@
 """Log lines with the ids of their request, run and task: JSON in production, plain text locally.
 
-The middleware sets the request id. The headers of Celery messages pass it to the tasks that the request starts. A log
-line must not contain user content or secrets. Therefore the formatters write only the fields below, and of an exception
-only types and code locations, because exception messages quote input.
+The headers of Celery messages pass a request's id to its tasks. A line must not have user content or secrets, so the
+formatters write only the fields below, and of an exception, whose message quotes input, types and code locations.
 """
 
 import json

@@ -1,9 +1,7 @@
 """Metrics of this process, and their way to the metrics page (docs/decisions/0004).
 
-Web, stream and worker processes on any number of machines count in registries of prometheus_client. A publisher
-thread of each process (``config.queue.publisher``) writes the registry's text to Redis, and ``config.api.metrics_page``
-joins the texts. Counting does not use the network. A label must have a fixed set of values, which clients cannot
-extend. The apps declare their own metrics.
+A thread of each process (``config.queue.publisher``) writes the text of its registry to Redis, so counting does not use
+the network, and ``config.api.metrics_page`` joins the texts. Clients must not be able to extend the values of a label.
 """
 
 import logging
