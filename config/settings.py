@@ -440,7 +440,7 @@ LOGGING = {
             "()": "config.telemetry.logs.OnceAMinute",
             "loggers": [
                 *("config.api.metrics_page", "config.api.probes", "config.redis"),
-                *("config.queue.nudges", "celery.beat", "celery.worker.consumer.consumer"),
+                *("config.queue.publisher", "celery.beat", "celery.worker.consumer.consumer"),
             ],
         },
     },

@@ -9,7 +9,7 @@ from django.db import Error
 from django.db.models.signals import post_migrate
 from django.http import HttpRequest
 
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 
 RESUME_PAID = "runs.resume_paid"
 

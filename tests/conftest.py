@@ -20,7 +20,7 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 
 from config.kernel import clock
 from config.kernel.garbage import collect_less_often, freeze_loaded_objects
-from config.queue import nudges as queue_nudges
+from config.queue import publisher
 from tests import factories
 from tests.tiers import FAST, LONG
 
@@ -206,7 +206,7 @@ def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], 
     """The published messages as (task, args, countdown). Only tests with a real stack use a broker."""
     published: list[tuple[str, tuple[Any, ...], float | None]] = []
     monkeypatch.setattr(
-        queue_nudges, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown))
+        publisher, "nudge", lambda task, *args, countdown=None: published.append((task, args, countdown))
     )
     return published
 

@@ -17,7 +17,7 @@ from django.db import connection
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
-from config.queue import nudges
+from config.queue import publisher
 from config.telemetry import logs
 from webhooks import claims, signing, transitions
 from webhooks.models import Attempt
@@ -131,7 +131,7 @@ class Dispatcher:
         if left and not found and time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
             # Nudge the other processes, because this one has no free slot.
             self._nudged_at = time.monotonic()
-            nudges.nudge(DELIVER)
+            publisher.nudge(DELIVER)
         return more or bool(passed_on)
 
     def _record(self, outcomes: Sequence[Attempt]) -> None:

@@ -9,7 +9,7 @@ from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 from webhooks.models import Delivery, Endpoint
 

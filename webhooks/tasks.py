@@ -9,7 +9,7 @@ from django.db.models import Exists, OuterRef
 
 from config.database import batches
 from config.kernel import clock
-from config.queue import jobs, nudges
+from config.queue import jobs, publisher
 from webhooks import dispatcher, transitions
 from webhooks.models import Delivery, Endpoint
 from webhooks.outbox import DELIVER
@@ -29,7 +29,7 @@ def sweep() -> int:
     """Nudge if there is work: a message was lost, or a claim lapsed because its worker died."""
     if not any(transitions.anything_due()):
         return 0
-    nudges.nudge(DELIVER)
+    publisher.nudge(DELIVER)
     return 1
 
 

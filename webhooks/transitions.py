@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 from config.database.batches import in_batches
 from config.database.protected import ProtectedQuerySet, take_key
 from config.kernel import clock
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from webhooks import metrics
 from webhooks.models import Attempt, Delivery, Endpoint
 from webhooks.outbox import DELIVER

@@ -1,11 +1,19 @@
-"""The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010)."""
+"""The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010).
+
+A nudge is a task message that tells a worker to look at some ids now. It has no other data. A lost one only delays
+work, because a sweep finds all due work.
+"""
 
 import atexit
+import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,8 +21,19 @@ from django.conf import settings
 from django.db import transaction
 
 from config import redis
-from config.telemetry.metrics import report
+from config.telemetry import tracing
+from config.telemetry.metrics import Counter, report
 
+logger = logging.getLogger(__name__)
+
+unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps find what they announced.")
+
+# A single nudge is sent at once. Further nudges after it wait and are sent in one message: the wait is this time for
+# each nudge of the last message, up to a limit. So few nudges hardly wait, and many need few messages.
+GATHER_SECONDS_PER_NUDGE = 0.005
+GATHER_SECONDS = 0.02
+# Few enough that several workers share a burst evenly.
+MESSAGE_MAX_IDS = 8
 # The time limit for the last items when the process ends.
 FLUSH_SECONDS = 5.0
 # Seconds between two wake-ups. The second value applies while no process listens.
@@ -82,6 +101,54 @@ class Source:
 
 
 sources: list[Source] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    task: str
+    ids: tuple[str, ...]
+    countdown: float | None
+    context: Context  # the caller's, because the message contains its request id and trace
+
+
+def send_nudges(items: list[Nudge]) -> None:
+    # The web processes have imported Celery. Most commands of manage.py send nothing and do without it.
+    from config.celery import app
+
+    publish = partial(app.send_task, retry=False, ignore_result=True)
+    for item in grouped(items):
+        item.context.run(publish, item.task, args=item.ids, countdown=item.countdown)
+    nudges.interval_seconds = min(GATHER_SECONDS, len(items) * GATHER_SECONDS_PER_NUDGE)
+
+
+def nudges_failed(error: Exception) -> None:
+    unsent.inc()
+    logger.warning("the broker did not accept a message (%s); the sweep will find the due work", type(error).__name__)
+
+
+nudges = Source(send_nudges, GATHER_SECONDS_PER_NUDGE, nudges_failed)
+
+
+def grouped(items: Iterable[Nudge]) -> Iterator[Nudge]:
+    """Merge nudges of one task into few messages. A nudge within a trace is not merged: a message has one trace."""
+    found: dict[object, list[Nudge]] = {}
+    for item in items:
+        key = object() if item.context.run(tracing.current) else (item.task, item.countdown)
+        found.setdefault(key, []).append(item)
+    for same in found.values():
+        ids = tuple(dict.fromkeys(name for item in same for name in item.ids))
+        for start in range(0, len(ids) or 1, MESSAGE_MAX_IDS):
+            yield replace(same[0], ids=ids[start : start + MESSAGE_MAX_IDS])
+
+
+def nudge(task: str, *ids: str, countdown: float | None = None) -> None:
+    """Publish ``task`` soon, or after ``countdown`` seconds, with these and other ids. Never blocks or raises."""
+    nudges.put(Nudge(task, ids, countdown, copy_context()))
+
+
+def nudge_after_commit(task: str, *ids: str, countdown: float | None = None) -> None:
+    """Like ``nudge``, after the commit of the current transaction, or at once without a transaction."""
+    transaction.on_commit(lambda: nudge(task, *ids, countdown=countdown), robust=True)
 
 
 def wake_channel(url: str) -> str:

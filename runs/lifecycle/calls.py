@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import transaction
 
 from config.kernel import clock
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from credits import ledger
 from runs import events
 from runs.errors import CallError

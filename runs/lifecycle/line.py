@@ -17,7 +17,7 @@ from config.database.protected import ProtectedQuerySet
 from config.database.queries import CompiledQuery
 from config.database.writes import Writes, update
 from config.kernel import clock
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from runs.models import Run, RunStatus
 
 RUN_LEASE_LOSSES_MAX = 5  # lost workers after which a run fails with `WORKER_LOST`

@@ -12,7 +12,7 @@ from django.db.models import F, QuerySet, Window
 from django.db.models.functions import RowNumber
 
 from config.kernel import clock
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from credits import ledger
 from runs import events
 from runs.errors import CallError

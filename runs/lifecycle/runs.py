@@ -15,7 +15,7 @@ from chats.models import Chat, Message
 from chats.services import add_message, write_content
 from config.database.writes import Writes, insert
 from config.kernel import clock
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from runs import catalogue, events, metrics
 from runs.errors import RunError
 from runs.events import StreamEvent

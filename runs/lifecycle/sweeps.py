@@ -16,7 +16,7 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from config.database.batches import in_order, limit_lock_wait, take_batch
 from config.kernel import clock
 from config.queue import jobs
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from credits import sums
 from runs import metrics
 from runs.errors import RunError

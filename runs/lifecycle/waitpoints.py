@@ -9,7 +9,7 @@ from django.db.models import BigIntegerField, Exists, ExpressionWrapper, F, Oute
 
 from config.kernel import clock
 from config.kernel.ids import new_id
-from config.queue.nudges import nudge_after_commit
+from config.queue.publisher import nudge_after_commit
 from credits import ledger, sums
 from credits.models import Account
 from runs import events

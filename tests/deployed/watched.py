@@ -68,14 +68,14 @@ UNTOLD = f"""
 from django.contrib.auth.models import User
 from opentelemetry.propagate import extract
 from chats.services import make_chat
-from config.queue import nudges
+from config.queue import publisher
 from config.telemetry import tracing
 from runs import services
 from django.contrib.auth.models import Group
 User.objects.create_superuser("boss", "", "{PASSWORD}")
 for role in Group.objects.all():
     User.objects.create_user(role.name, password="{PASSWORD}", is_staff=True).groups.add(role)
-nudges.nudge = lambda *message, **options: None
+publisher.nudge = lambda *message, **options: None
 ada = User.objects.get(username="ada")
 with tracing.span("asked", parent=extract({{"traceparent": "00-{UNTOLD_TRACE}-{CALLER}-01"}})):
     services.start_run(ada, make_chat(ada)[0].pk, message="/say boom-text {MESSAGE}", request_id="untold")

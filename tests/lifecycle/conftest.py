@@ -12,7 +12,7 @@ from django.db.backends.signals import connection_created
 from django.db.models import F
 from rest_framework.test import APIClient
 
-from config.queue import nudges
+from config.queue import publisher
 from runs import catalogue, lifecycle
 from runs.apps import RESUME_PAID
 from runs.engine.engine import Engine
@@ -70,7 +70,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
             for user_id in args:
                 lifecycle.resume_paid(int(user_id))
 
-    monkeypatch.setattr(nudges, "nudge", nudge)
+    monkeypatch.setattr(publisher, "nudge", nudge)
     connection_created.connect(remember)
     yield make
     for engine in made:

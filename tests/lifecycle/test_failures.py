@@ -9,7 +9,7 @@ from django.db import IntegrityError
 from django.db.models import F
 
 from config.kernel.money import MICRO
-from config.queue import nudges
+from config.queue import publisher
 from credits import ledger
 from credits.models import LedgerEntry
 from runs import catalogue, lifecycle
@@ -224,7 +224,7 @@ def test_tool_that_a_worker_looks_up_still_needs_its_approval(stale):
 
 def test_worker_looks_up_a_model_that_it_does_not_know(stale, monkeypatch):
     bench, reads = stale
-    monkeypatch.setattr(nudges, "nudge", lambda *args, **kwargs: None)
+    monkeypatch.setattr(publisher, "nudge", lambda *args, **kwargs: None)
     known, unknown = (bench.start("Hello")["id"] for _ in range(2))
     columns = AgentModel.objects.filter(name="demo").values().get() | {"id": None, "name": "fresh", "is_default": False}
     AgentModel.objects.bulk_create([AgentModel(**columns)])

@@ -4,7 +4,7 @@ import json
 import logging
 
 from config.kernel import clock
-from config.queue import nudges
+from config.queue import publisher
 from config.telemetry import logs
 from runs import lifecycle
 from runs.models import Run
@@ -21,7 +21,7 @@ def test_log_lines_contain_the_request_id_of_a_run_started_without_a_nudge(sessi
     logging.getLogger("runs").addHandler(lines)
     try:
         engine = engines()
-        monkeypatch.setattr(nudges, "nudge", lambda *message, **options: None)
+        monkeypatch.setattr(publisher, "nudge", lambda *message, **options: None)
         bench = Bench(session, engine)
         chat = bench.chat()
         run = session.post(

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from config import celery
-from config.queue import nudges
+from config.queue import publisher
 from config.telemetry import logs
 from tests import factories
 from tests.webhooks.conftest import deliver, emit
@@ -93,11 +93,11 @@ def test_an_outage_has_one_line_a_minute_and_kind(listen, monkeypatch):
     handler.addFilter(import_string(configured["()"])(configured["loggers"]))
     for minutes[0] in (0, 0.5, 1.1):
         for number in range(3):
-            nudges.failed(OSError(number))
+            publisher.nudges_failed(OSError(number))
             logging.getLogger("config.redis").warning("Redis failed (%s)", number)
             logging.getLogger("runs.lifecycle.moves").info("run %s ended", number)
     found = [json.loads(line)["logger"].rpartition(".")[2] for line in lines]
-    assert {name: found.count(name) for name in found} == {"nudges": 2, "redis": 2, "moves": 9}
+    assert {name: found.count(name) for name in found} == {"publisher": 2, "redis": 2, "moves": 9}
 
 
 def test_a_local_line_is_short(listen):

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from config.queue import nudges
+from config.queue import publisher
 from config.queue.publisher import Source
 from config.telemetry import logs
 
 # The original function. A fixture of all tests replaces it.
-NUDGE = nudges.nudge
+NUDGE = publisher.nudge
 
 
 class FakeBroker:
@@ -39,23 +39,24 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fak
         "nudges"
     )  # this fixture replaces ``nudge``, so it must run before the original is set again
     fake = FakeBroker()
-    monkeypatch.setattr(nudges, "nudge", NUDGE)
+    monkeypatch.setattr(publisher, "nudge", NUDGE)
     monkeypatch.setattr("config.celery.app", fake)
-    monkeypatch.setattr(nudges, "source", Source(nudges.send, nudges.GATHER_SECONDS_PER_NUDGE, nudges.failed))
+    source = Source(publisher.send_nudges, publisher.GATHER_SECONDS_PER_NUDGE, publisher.nudges_failed)
+    monkeypatch.setattr(publisher, "nudges", source)
     return fake
 
 
 def flush() -> None:
-    assert nudges.source.flush(30)
+    assert publisher.nudges.flush(30)
 
 
 def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
     """Nudge for each of ``asked`` while the broker blocks a nudge for the task ``first``."""
     fake.gate.clear()
-    nudges.nudge("first")
+    publisher.nudge("first")
     assert fake.entered.wait(30)
     for task, *ids in asked:
-        nudges.nudge(task, *ids)
+        publisher.nudge(task, *ids)
     fake.gate.set()
     flush()
     assert fake.sent.pop(0) == ("first", (), None)
@@ -63,7 +64,7 @@ def while_stalled(fake: FakeBroker, *asked: tuple[Any, ...]) -> None:
 
 def test_an_idle_publisher_sends_each_nudge_separately(fake):
     for name in ("run_a", "run_b"):
-        nudges.nudge("runs.execute_run", name)
+        publisher.nudge("runs.execute_run", name)
         flush()
     assert fake.sent == [("runs.execute_run", ("run_a",), None), ("runs.execute_run", ("run_b",), None)]
 
@@ -82,24 +83,24 @@ def test_many_nudges_are_split_into_several_messages(fake):
 
 
 def test_the_wait_grows_with_the_number_of_nudges_that_arrive(fake):
-    nudges.nudge("execute", "run")
+    publisher.nudge("execute", "run")
     flush()
-    assert nudges.source.interval_seconds == nudges.GATHER_SECONDS_PER_NUDGE
+    assert publisher.nudges.interval_seconds == publisher.GATHER_SECONDS_PER_NUDGE
     fake.sent.clear()
     while_stalled(fake, *(("execute", f"run_{number}") for number in range(50)))
-    assert nudges.source.interval_seconds == nudges.GATHER_SECONDS
+    assert publisher.nudges.interval_seconds == publisher.GATHER_SECONDS
 
 
 def test_nudges_with_different_countdowns_are_not_joined(fake):
     for countdown in (30.1, 90.1, 30.1, 90.1):
-        nudges.nudge("retry", countdown=countdown)
+        publisher.nudge("retry", countdown=countdown)
     flush()
     assert {countdown for _, _, countdown in fake.sent} == {30.1, 90.1}
 
 
 def test_the_request_id_is_sent_with_the_nudge(fake):
     logs.request_id.set("req-1")
-    nudges.nudge("execute", "run_a")
+    publisher.nudge("execute", "run_a")
     logs.request_id.set("req-2")
     flush()
     assert fake.request_ids == ["req-1"]
@@ -107,16 +108,16 @@ def test_the_request_id_is_sent_with_the_nudge(fake):
 
 def test_publishing_pauses_after_a_failure(fake, caplog):
     fake.failure = ConnectionError("redis://:secret@broker")
-    nudges.nudge("execute", "run_a")
+    publisher.nudge("execute", "run_a")
     flush()
     fake.failure = None
-    nudges.nudge("execute", "run_b")
+    publisher.nudge("execute", "run_b")
     flush()
     assert fake.sent == []
     assert "ConnectionError" in caplog.text
     assert "secret" not in caplog.text
-    nudges.source.paused_until = 0.0
-    nudges.nudge("execute", "run_c")
+    publisher.nudges.paused_until = 0.0
+    publisher.nudge("execute", "run_c")
     flush()
     assert fake.sent == [("execute", ("run_c",), None)]
 
@@ -124,11 +125,11 @@ def test_publishing_pauses_after_a_failure(fake, caplog):
 @pytest.mark.django_db(transaction=True)
 def test_nudges_are_sent_only_after_a_commit(fake):
     with transaction.atomic():
-        nudges.nudge_after_commit("execute", "run_a")
+        publisher.nudge_after_commit("execute", "run_a")
         flush()
         assert fake.sent == []
     with transaction.atomic():
-        nudges.nudge_after_commit("execute", "run_b")
+        publisher.nudge_after_commit("execute", "run_b")
         transaction.set_rollback(True)
     flush()
     assert fake.sent == [("execute", ("run_a",), None)]
