@@ -6,16 +6,8 @@ from django.core.validators import RegexValidator
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
 from rest_framework import serializers
 
-from config.api.serializers import (
-    AnyField,
-    BoundedListField,
-    CamelSerializer,
-    CreditsNumberField,
-    StrictBooleanField,
-    StrictCharField,
-    TimestampField,
-    unknown_fields,
-)
+from config.api import serializers as fields
+from config.api.serializers import CamelSerializer, CreditsNumberField, StrictCharField, TimestampField, unknown_fields
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import SentSchemaField
@@ -121,7 +113,7 @@ class ClientToolInput(CamelSerializer):
         return super().to_internal_value(data)
 
 
-class ClientToolsField(BoundedListField):
+class ClientToolsField(fields.BoundedListField):
     """A list of client tools; the value has the form in which a run stores them."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -157,7 +149,7 @@ class ClientToolsField(BoundedListField):
 class CallResultInput(CamelSerializer):
     """Exactly one of both."""
 
-    result = AnyField(required=False, help_text="The result: text for the model, or any JSON.")
+    result = fields.AnyField(required=False, help_text="The result: text for the model, or any JSON.")
     error = StrictCharField(**WHY, required=False, help_text="Why the call failed; the model is told it.")
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +264,7 @@ class CreditApprovalAnswer(CamelSerializer):
     kind = serializers.ChoiceField(
         choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint."
     )
-    approved = StrictBooleanField(help_text="For CREDIT_APPROVAL.")
+    approved = fields.StrictBooleanField(help_text="For CREDIT_APPROVAL.")
     reason = StrictCharField(
         **WHY, **OPTIONAL, help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal."
     )
@@ -293,7 +285,7 @@ class ClarificationAnswer(CamelSerializer):
         error_messages={"not_a_dict": "A JSON object is required."},
         help_text="For CLARIFICATION with a `schema`: an object that fits it.",
     )
-    declined = StrictBooleanField(
+    declined = fields.StrictBooleanField(
         required=False, help_text="For CLARIFICATION with a `schema`, true: the tool gets no data."
     )
 

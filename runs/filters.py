@@ -14,16 +14,8 @@ from chats.views import REPLACED
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
 from config.kernel.errors import ValidationFailed
-from runs.models import (
-    HAS_MODEL_OF_RUN,
-    METADATA_PAIRS_MAX,
-    METADATA_VALUE_MAX_CHARS,
-    MODEL_OF_RUN,
-    Awaiting,
-    Run,
-    RunMetadata,
-    RunStatus,
-)
+from runs import models
+from runs.models import Run, RunMetadata, RunStatus
 from runs.serializers import METADATA_KEY, METADATA_SCHEMA
 
 # The time limit, for the worst combination of filters over a user's millions of runs.
@@ -53,7 +45,7 @@ PARAMETERS = [
     ),
     OpenApiParameter(
         "awaiting",
-        enum=Awaiting.values,
+        enum=models.Awaiting.values,
         description="Only runs with open tool calls that await the caller's app (`client`), or with none of these but "
         "some that await their tools (`tool`).",
     ),
@@ -75,7 +67,7 @@ PARAMETERS = [
 
 def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int) -> QuerySet[Run]:
     """The ``runs`` that match the filters of ``query``. They must belong to the user. Raises ValidationFailed."""
-    runs, problems = runs.alias(model_of_run=MODEL_OF_RUN), dict[str, list[str]]()
+    runs, problems = runs.alias(model_of_run=models.MODEL_OF_RUN), dict[str, list[str]]()
     if query.get(REPLACED.name) != "true":
         runs = runs.filter(replaced_by=None)
     for name, read in READERS.items():
@@ -87,14 +79,14 @@ def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int)
             except ValueError as error:
                 problems[name] = [str(error)]
     names = [name for name in query if name.startswith(METADATA)]
-    if len(names) > METADATA_PAIRS_MAX:
-        raise ValidationFailed({METADATA: [f"At most {METADATA_PAIRS_MAX} pairs."]})
+    if len(names) > models.METADATA_PAIRS_MAX:
+        raise ValidationFailed({METADATA: [f"At most {models.METADATA_PAIRS_MAX} pairs."]})
     for name in names:
         key, (value, *more) = name.removeprefix(f"{METADATA}."), query.getlist(name)
         if key == name or not METADATA_KEY.fullmatch(key) or more:
             problems[name[:100]] = ["Use metadata.KEY=VALUE, each key once."]
-        elif len(value) > METADATA_VALUE_MAX_CHARS or "\0" in value:
-            problems[name] = [f"A value is text of at most {METADATA_VALUE_MAX_CHARS} characters."]
+        elif len(value) > models.METADATA_VALUE_MAX_CHARS or "\0" in value:
+            problems[name] = [f"A value is text of at most {models.METADATA_VALUE_MAX_CHARS} characters."]
         else:
             pairs = RunMetadata.objects.filter(user=user_id, key=key, value=value)
             runs = runs.filter(pk__in=pairs.values("run"))
@@ -154,7 +146,7 @@ READERS: dict[str, Callable[[str], Q]] = {
     "awaiting": lambda text: Q(awaiting=text),
     "status": _statuses,
     "agent": lambda text: Q(**{"agent" if "@" in text else "agent_name": _name(text, "an agent, or name@3")}),
-    "model": lambda text: HAS_MODEL_OF_RUN & Q(model_of_run=_name(text, "a model")),
+    "model": lambda text: models.HAS_MODEL_OF_RUN & Q(model_of_run=_name(text, "a model")),
     "createdAfter": _after,
     "createdBefore": lambda text: Q(created_at__lt=stored_forms(_moment(text))[0]),
 }

@@ -8,15 +8,8 @@ from django.db.models import Count, Min
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram, PerProcess
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    FINAL_RUN_STATUSES,
-    InvocationStatus,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Worker,
-)
+from runs import models
+from runs.models import Run, RunStatus, ToolInvocation, Worker
 
 finished = Counter(
     "runs_finished",
@@ -46,7 +39,7 @@ def run_moved(before: Run, run: Run) -> None:
     if run.status == RunStatus.RUNNING:
         delay = (clock.now() - before.updated_at).total_seconds()
         transaction.on_commit(partial(start_seconds.observe, max(0.0, delay)), robust=True)
-    elif run.status in FINAL_RUN_STATUSES:
+    elif run.status in models.FINAL_RUN_STATUSES:
         transaction.on_commit(partial(_count_end, run), robust=True)
 
 
@@ -57,8 +50,8 @@ def _count_end(run: Run) -> None:
 
 def call_moved(call: ToolInvocation, before: str) -> None:
     """Count the end of a tool call after the commit. ``call`` has the new state, ``before`` is the old status."""
-    if call.status in FINAL_INVOCATION_STATUSES:
-        transaction.on_commit(partial(_count_call, call, before == InvocationStatus.DISPATCHING), robust=True)
+    if call.status in models.FINAL_INVOCATION_STATUSES:
+        transaction.on_commit(partial(_count_call, call, before == models.InvocationStatus.DISPATCHING), robust=True)
 
 
 def _count_call(call: ToolInvocation, was_made: bool) -> None:

@@ -22,22 +22,9 @@ from config.kernel.jsontext import JSONTextField
 from config.telemetry import logs, tracing
 from credits import ledger, sums
 from credits.models import Account
-from runs import catalogue, lifecycle
+from runs import catalogue, lifecycle, models
 from runs.calls import ANSWERS, AnswerKind, CallResultInput, check_clarification
-from runs.models import (
-    FINAL_INVOCATION_STATUSES,
-    LIVE_RUN_STATUSES,
-    AgentVersion,
-    Awaiting,
-    OnCreditsExhausted,
-    Run,
-    RunStatus,
-    ToolInvocation,
-    Turn,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import Run, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
 from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult, clean_result, result_text, tool_error
 
 # Reasoning with more characters, in the provider's format, is not shown.
@@ -247,7 +234,7 @@ def _start_run(
     if given is not None:
         _take_from_agent(run, given)
         on_credits_exhausted = on_credits_exhausted or given.on_credits_exhausted
-    run.waits_for_credits = on_credits_exhausted == OnCreditsExhausted.WAIT
+    run.waits_for_credits = on_credits_exhausted == models.OnCreditsExhausted.WAIT
     if replaced is not None:
         _replace(replaced, run_id)
     run = lifecycle.enqueue(run, chat, chat.title or title_from(message), also, locked=locked)
@@ -260,7 +247,7 @@ def _replaced(chat: Chat, run_id: str, on_active_run: str) -> Run:
     run = Run.objects.filter(pk=run_id, chat=chat).first() if is_plausible_id(run_id) else None
     if run is None:
         raise NotFound("The chat has no such run to replace.")
-    if run.status in LIVE_RUN_STATUSES and on_active_run != "cancel":
+    if run.status in models.LIVE_RUN_STATUSES and on_active_run != "cancel":
         raise RunInProgress("The run to replace has not finished; wait for it, or cancel it.")
     return run
 
@@ -276,7 +263,7 @@ def _replace(replaced: Run, by: str) -> None:
     messages.update(replaced=True)
 
 
-def _take_from_agent(run: Run, agent: AgentVersion) -> None:
+def _take_from_agent(run: Run, agent: models.AgentVersion) -> None:
     """Fill in what the request left out. The engine reads instructions, model, parameters and schema itself."""
     run.agent, run.agent_name = agent.reference, agent.name
     if run.tools is None:
@@ -301,7 +288,7 @@ def cancel_run(run: Run) -> Run:
 
 def stop_runs_of(user_id: int) -> list[str]:
     """Request the end of all runs of the user. Returns the ids of those that have not ended yet."""
-    live = Run.objects.filter(user=user_id, status__in=LIVE_RUN_STATUSES)
+    live = Run.objects.filter(user=user_id, status__in=models.LIVE_RUN_STATUSES)
     for run_id in list(live.values_list("pk", flat=True)):
         lifecycle.request_cancel(run_id)
     return list(live.values_list("pk", flat=True))
@@ -318,7 +305,7 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
     if answer["kind"] != waitpoint.kind:
         raise ValidationFailed({"kind": [f"This waitpoint is of the kind {waitpoint.kind}."]})
     given = {name: value for name, value in answer.items() if name != "kind" and value is not None}
-    if waitpoint.kind == WaitpointKind.CLARIFICATION:
+    if waitpoint.kind == models.WaitpointKind.CLARIFICATION:
         check_clarification(waitpoint, given)
     budget, changes = given.pop("max_credits", None), {}
     if budget is not None:
@@ -339,7 +326,7 @@ def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
 
 def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
     """Record what a callback says of a call. Only the first outcome counts; too frequent progress is not recorded."""
-    if call.status in FINAL_INVOCATION_STATUSES:
+    if call.status in models.FINAL_INVOCATION_STATUSES:
         return lifecycle.Recorded(call, accepted=False)
     if isinstance(said, Parked):
         return lifecycle.record_progress(call, said.fraction, said.message or None)
@@ -357,9 +344,9 @@ def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
     Conflict if the call does not await the app, ValidationFailed or DRF's ValidationError for a wrong body.
     """
     logs.run_id.set(call.run_id)
-    if call.status in FINAL_INVOCATION_STATUSES:
+    if call.status in models.FINAL_INVOCATION_STATUSES:
         return call
-    if call.awaiting != Awaiting.CLIENT:
+    if call.awaiting != models.Awaiting.CLIENT:
         raise Conflict("The call does not await the caller's app.")
     given = CallResultInput.validated(body)
     try:
@@ -374,7 +361,7 @@ def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
 @receiver(chat_deleted)
 def cancel_runs_of(sender: type, chat_id: str, **kwargs: Any) -> None:
     """Cancel the runs of a deleted chat. Runs in line come first, so that none of them is promoted."""
-    live = dict(Run.objects.filter(chat_id=chat_id, status__in=LIVE_RUN_STATUSES).values_list("pk", "blocked"))
+    live = dict(Run.objects.filter(chat_id=chat_id, status__in=models.LIVE_RUN_STATUSES).values_list("pk", "blocked"))
     if any(live.values()):
         lifecycle.cancel_line(chat_id)
     # At most one is not in line: the active run.

@@ -18,18 +18,10 @@ from config.kernel.errors import NotFound
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps, from_text
 from config.telemetry import logs
-from runs import catalogue, services
+from runs import catalogue, serializers, services
 from runs.calls import ANSWERS, CallResultInput, ToolInvocationSerializer, WaitpointSerializer, invocation_without_text
 from runs.filters import PARAMETERS, filtered, limited
 from runs.models import Run, Waitpoint
-from runs.serializers import (
-    RunInput,
-    RunSerializer,
-    RunSummarySerializer,
-    TurnSerializer,
-    run_without_text,
-    waitpoint_without_text,
-)
 from runs.tools.schema import one_check_of
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
@@ -43,7 +35,7 @@ class RunActions(ServiceViewSet):
     query_parameters = {"list": PARAMETERS}
 
     def get_serializer_class(self) -> Any:
-        return RunSummarySerializer if self.action == "list" else RunSerializer
+        return serializers.RunSummarySerializer if self.action == "list" else serializers.RunSerializer
 
     def filtered_page(self, runs: QuerySet[Run]) -> Response:
         query = self.request.query_params
@@ -77,11 +69,11 @@ class RunViewSet(RunActions):
         found = self.get_object()
         self.read(NoInput)
         run = self.get_serializer(services.cancel_run(found)).data
-        return Response(run if self.has_scope("runs:read") else run_without_text(run))
+        return Response(run if self.has_scope("runs:read") else serializers.run_without_text(run))
 
     def replayed_answer(self, stored: bytes) -> bytes:
         self.get_object()  # 404 once the chat is deleted: the answer holds text
-        return stored if self.has_scope("runs:read") else dumps(run_without_text(from_text(stored)))
+        return stored if self.has_scope("runs:read") else dumps(serializers.run_without_text(from_text(stored)))
 
 
 class ChatRunViewSet(RunActions):
@@ -106,12 +98,12 @@ class ChatRunViewSet(RunActions):
             return
         try:
             with one_check_of(self.request.user.pk or 0, self.request.data):
-                self.body = self.read(RunInput)
+                self.body = self.read(serializers.RunInput)
         except ValidationError:
             self.get_object()  # with any body, a chat of another user is 404
             raise
 
-    @extend_schema(request=RunInput)
+    @extend_schema(request=serializers.RunInput)
     def create(self, request: Request, chatId: str) -> Response:
         if self.surface == "public":
             services.require_allowed_to_keys(self.body)
@@ -136,7 +128,7 @@ class WaitpointViewSet(ServiceViewSet):
     def respond(self, request: Request, waitpointId: str) -> Response:
         body: Any = request.data or {}
         waitpoint = self.get_serializer(services.respond(self.get_object(), body)).data
-        return Response(waitpoint if self.has_scope("runs:read") else waitpoint_without_text(waitpoint))
+        return Response(waitpoint if self.has_scope("runs:read") else serializers.waitpoint_without_text(waitpoint))
 
 
 class ToolInvocationViewSet(ServiceViewSet):
@@ -164,7 +156,7 @@ class OnePage(KeysetPagination):
 
 class TurnViewSet(ServiceViewSet):
     tag = "runs"
-    serializer_class = TurnSerializer
+    serializer_class = serializers.TurnSerializer
     required_scopes = {"list": "runs:read"}
     pagination_class = OnePage
 
