@@ -5,6 +5,7 @@ from typing import Any
 from django.core.validators import RegexValidator
 from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
 from rest_framework import serializers
+from rest_framework.serializers import CharField, ChoiceField, DictField, IntegerField, ListField, SerializerMethodField
 
 from config.api import serializers as fields
 from config.api.serializers import CamelSerializer, CreditsNumberField, StrictCharField, TimestampField, unknown_fields
@@ -26,48 +27,44 @@ WHY: dict[str, Any] = {"min_length": 1, "max_length": 1000, "trim_whitespace": F
 
 class ProgressSerializer(CamelSerializer):
     fraction = serializers.FloatField(min_value=0, max_value=1, allow_null=True, help_text="How much is done.")
-    message = serializers.CharField(allow_null=True, help_text="What is being done.")
+    message = CharField(allow_null=True, help_text="What is being done.")
     at = TimestampField(help_text="When the tool said so.")
 
 
 class ToolInvocationSerializer(CamelSerializer):
     """Needs a call of ``services.runs_of``."""
 
-    id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id", help_text="The run that made the call.")
-    turn_index = serializers.IntegerField(min_value=1, help_text="The model turn that made the call, from 1.")
-    call_index = serializers.IntegerField(min_value=1, help_text="The position of the call within its turn, from 1.")
-    tool_call_id = serializers.CharField(help_text="The id that the model gave the call.")
-    name = serializers.CharField(help_text="The name of the tool.")
-    node_type = serializers.CharField(help_text="The type of the tool: `builtin`, `http`, `mcp` or `client`.")
-    input = serializers.DictField(help_text="The arguments as the model gave them.")
-    status = serializers.ChoiceField(
+    id = CharField()
+    agent_run_id = CharField(source="run_id", help_text="The run that made the call.")
+    turn_index = IntegerField(min_value=1, help_text="The model turn that made the call, from 1.")
+    call_index = IntegerField(min_value=1, help_text="The position of the call within its turn, from 1.")
+    tool_call_id = CharField(help_text="The id that the model gave the call.")
+    name = CharField(help_text="The name of the tool.")
+    node_type = CharField(help_text="The type of the tool: `builtin`, `http`, `mcp` or `client`.")
+    input = DictField(help_text="The arguments as the model gave them.")
+    status = ChoiceField(
         choices=InvocationStatus.values,
         help_text="`PENDING`, `DISPATCHING`, then `COMPLETED` or `FAILED`; `REFUSED` or `CANCELLED` without a call.",
     )
-    awaiting = serializers.ChoiceField(
+    awaiting = ChoiceField(
         choices=Awaiting.values,
         allow_null=True,
         help_text="Who gives the outcome of an open call that takes long: the `tool`, or the caller's app (`client`).",
     )
     expires_at = TimestampField(allow_null=True, help_text="Until when the call awaits its outcome, or null.")
-    progress = serializers.SerializerMethodField(help_text="The last progress of a call that awaits its outcome.")
+    progress = SerializerMethodField(help_text="The last progress of a call that awaits its outcome.")
     credit_estimate = CreditsNumberField(help_text="The most that the call may cost, in credits.")
     credit_used = CreditsNumberField(help_text="What the call cost, in credits; 0 unless it is completed.")
-    result = serializers.SerializerMethodField(
+    result = SerializerMethodField(
         help_text="The first 8 KiB of the text that the model received; null unless the call is completed."
     )
-    result_truncated = serializers.SerializerMethodField(help_text="Whether `result` is only the beginning.")
-    result_urls = serializers.ListField(
-        child=serializers.CharField(), help_text="Files and pages that the tool created."
-    )
-    error_code = serializers.CharField(allow_null=True, help_text="Why the call failed, for programs; otherwise null.")
-    error_message = serializers.CharField(allow_null=True, help_text="Why the call failed, for people; otherwise null.")
+    result_truncated = SerializerMethodField(help_text="Whether `result` is only the beginning.")
+    result_urls = ListField(child=CharField(), help_text="Files and pages that the tool created.")
+    error_code = CharField(allow_null=True, help_text="Why the call failed, for programs; otherwise null.")
+    error_message = CharField(allow_null=True, help_text="Why the call failed, for people; otherwise null.")
     started_at = TimestampField(allow_null=True, help_text="When the call was made, or null.")
     finished_at = TimestampField(allow_null=True, help_text="When the call ended, or null.")
-    duration_ms = serializers.IntegerField(
-        allow_null=True, help_text="How long the call took, in milliseconds, or null."
-    )
+    duration_ms = IntegerField(allow_null=True, help_text="How long the call took, in milliseconds, or null.")
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -159,34 +156,30 @@ class CallResultInput(CamelSerializer):
 
 
 class CreditApprovalQuestion(CamelSerializer):
-    tool_name = serializers.CharField(help_text="The tool that the model wants to call, or `model` for a turn.")
+    tool_name = CharField(help_text="The tool that the model wants to call, or `model` for a turn.")
     estimated_credits = CreditsNumberField(
         help_text="The most that the call may cost, in credits; with a `reason`, the least that the next step needs."
     )
     threshold = CreditsNumberField(help_text="The threshold of the run, in credits; with a `reason`, what is left.")
-    tool_invocation_id = serializers.CharField(allow_null=True, help_text="The call; null for a turn.")
-    reason = serializers.ChoiceField(
+    tool_invocation_id = CharField(allow_null=True, help_text="The call; null for a turn.")
+    reason = ChoiceField(
         choices=["INSUFFICIENT_CREDITS", "BUDGET_EXCEEDED"],
         required=False,
         help_text="Only of a run that waits for credits: what is not enough for the next step.",
     )
-    top_up_url = serializers.CharField(
+    top_up_url = CharField(
         required=False, allow_null=True, help_text="With a `reason`: where the user buys credits, or null."
     )
-    input = serializers.DictField(
+    input = DictField(
         allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
     )
 
 
 class ClarificationQuestion(CamelSerializer):
-    question = serializers.CharField(help_text="The question of the agent.")
-    options = serializers.ListField(
-        child=serializers.CharField(), required=False, help_text="Answers that the agent suggests."
-    )
-    tool_invocation_id = serializers.CharField(
-        required=False, help_text="The call whose tool asks for data that fits `schema`."
-    )
-    schema = serializers.DictField(
+    question = CharField(help_text="The question of the agent.")
+    options = ListField(child=CharField(), required=False, help_text="Answers that the agent suggests.")
+    tool_invocation_id = CharField(required=False, help_text="The call whose tool asks for data that fits `schema`.")
+    schema = DictField(
         required=False,
         allow_null=True,
         help_text="The JSON Schema of the answer's `data`. Null in a list of runs if it has more than 8 KiB.",
@@ -195,8 +188,8 @@ class ClarificationQuestion(CamelSerializer):
 
 class CreditApprovalResolution(CamelSerializer):
     approved = serializers.BooleanField(help_text="Whether the call was approved.")
-    reason = serializers.CharField(required=False, help_text="The reason that the answer gave.")
-    by = serializers.ChoiceField(
+    reason = CharField(required=False, help_text="The reason that the answer gave.")
+    by = ChoiceField(
         choices=["grant", "refund", "adjustment", "release"],
         required=False,
         help_text="What made the credits reach, of a run that waited for them, if nobody answered.",
@@ -206,12 +199,12 @@ class CreditApprovalResolution(CamelSerializer):
 
 
 class ClarificationResolution(CamelSerializer):
-    answer = serializers.CharField(help_text="The answer to a question without a `schema`.")
+    answer = CharField(help_text="The answer to a question without a `schema`.")
     responded_at = TimestampField(help_text="When the answer was given.")
 
 
 class FormResolution(CamelSerializer):
-    data = serializers.DictField(  # type: ignore[assignment]  # DRF moves the fields away from their class
+    data = DictField(  # type: ignore[assignment]  # DRF moves the fields away from their class
         help_text="The answer to a question with a `schema`."
     )
     responded_at = TimestampField(help_text="When the answer was given.")
@@ -234,19 +227,17 @@ RESOLUTION = PolymorphicProxySerializer(
 
 
 class WaitpointSerializer(CamelSerializer):
-    id = serializers.CharField()
-    agent_run_id = serializers.CharField(source="run_id", help_text="The run that waits.")
-    kind = serializers.ChoiceField(
+    id = CharField()
+    agent_run_id = CharField(source="run_id", help_text="The run that waits.")
+    kind = ChoiceField(
         choices=WaitpointKind.values, help_text="What the run needs: an approval of credits, or an answer."
     )
-    status = serializers.ChoiceField(
+    status = ChoiceField(
         choices=WaitpointStatus.values,
         help_text="`PENDING` until the first answer (`COMPLETED`) or the end of the time limit (`EXPIRED`).",
     )
-    request_payload = serializers.SerializerMethodField(help_text="What is asked. Its fields depend on `kind`.")
-    resolved_payload = serializers.SerializerMethodField(
-        help_text="The answer that counted, or null. Its fields depend on `kind`."
-    )
+    request_payload = SerializerMethodField(help_text="What is asked. Its fields depend on `kind`.")
+    resolved_payload = SerializerMethodField(help_text="The answer that counted, or null. Its fields depend on `kind`.")
     expires_at = TimestampField(help_text="Until when an answer is accepted.")
     resolved_at = TimestampField(allow_null=True, help_text="When the waitpoint was answered or expired, or null.")
 
@@ -261,9 +252,7 @@ class WaitpointSerializer(CamelSerializer):
 
 
 class CreditApprovalAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(
-        choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint."
-    )
+    kind = ChoiceField(choices=[WaitpointKind.CREDIT_APPROVAL.value], help_text="The kind of the waitpoint.")
     approved = fields.StrictBooleanField(help_text="For CREDIT_APPROVAL.")
     reason = StrictCharField(
         **WHY, **OPTIONAL, help_text="For CREDIT_APPROVAL: why. The model is told the reason of a refusal."
@@ -276,11 +265,11 @@ class CreditApprovalAnswer(CamelSerializer):
 
 
 class ClarificationAnswer(CamelSerializer):
-    kind = serializers.ChoiceField(choices=[WaitpointKind.CLARIFICATION.value], help_text="The kind of the waitpoint.")
+    kind = ChoiceField(choices=[WaitpointKind.CLARIFICATION.value], help_text="The kind of the waitpoint.")
     answer = StrictCharField(
         required=False, min_length=1, max_length=10_000, trim_whitespace=False, help_text="For CLARIFICATION."
     )
-    data = serializers.DictField(  # type: ignore[assignment]
+    data = DictField(  # type: ignore[assignment]
         required=False,
         error_messages={"not_a_dict": "A JSON object is required."},
         help_text="For CLARIFICATION with a `schema`: an object that fits it.",
@@ -292,7 +281,7 @@ class ClarificationAnswer(CamelSerializer):
 
 class AnswerKind(CamelSerializer):
     ignores_unknown = True
-    kind = serializers.ChoiceField(choices=WaitpointKind.values, help_text="The kind of the waitpoint.")
+    kind = ChoiceField(choices=WaitpointKind.values, help_text="The kind of the waitpoint.")
 
 
 ANSWERS = {WaitpointKind.CREDIT_APPROVAL: CreditApprovalAnswer, WaitpointKind.CLARIFICATION: ClarificationAnswer}
