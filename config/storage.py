@@ -58,12 +58,8 @@ class ObjectStorage(S3Storage):
         self, name: str, *, content_type: str, size: int, sha256: str | None, seconds: int
     ) -> tuple[str, dict[str, str]]:
         """A URL and headers for a PUT of exactly this file: its type, size and digest (hex) are signed."""
-        params: dict[str, Any] = {
-            "Bucket": self.bucket_name,
-            "Key": self._normalize_name(clean_name(name)),
-            "ContentType": content_type,
-            "ContentLength": size,
-        }
+        params: dict[str, Any] = {"Bucket": self.bucket_name, "Key": self._normalize_name(clean_name(name))}
+        params |= {"ContentType": content_type, "ContentLength": size}
         headers = {"Content-Type": content_type}
         if sha256 is not None:
             digest = base64.b64encode(bytes.fromhex(sha256)).decode()

@@ -130,17 +130,13 @@ class ClientToolsField(fields.BoundedListField):
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
         tools = super().to_internal_value(data)
         names = [tool["name"] for tool in tools]
-        wrong: dict[Any, Any] = {
-            index: {"name": ["Another tool of this list has this name."]}
-            for index, name in enumerate(names)
-            if name in names[:index]
-        }
+        taken = {"name": ["Another tool of this list has this name."]}
+        wrong: dict[Any, Any] = {index: taken for index, name in enumerate(names) if name in names[:index]}
         if wrong:
             raise serializers.ValidationError(wrong)
-        return [
-            {"name": tool["name"], "description": tool["description"], "inputSchema": tool["input_schema"]}
-            for tool in tools
-        ]
+        for tool in tools:
+            tool["inputSchema"] = tool.pop("input_schema")
+        return tools
 
 
 class CallResultInput(CamelSerializer):
@@ -215,15 +211,9 @@ class FormRefusal(CamelSerializer):
     responded_at = TimestampField(help_text="When the answer was given.")
 
 
-QUESTION = PolymorphicProxySerializer(
-    "WaitpointRequestPayload", [CreditApprovalQuestion, ClarificationQuestion], resource_type_field_name=None
-)
-RESOLUTION = PolymorphicProxySerializer(
-    "WaitpointResolvedPayload",
-    [CreditApprovalResolution, ClarificationResolution, FormResolution, FormRefusal],
-    resource_type_field_name=None,
-    allow_null=True,
-)
+RESOLUTIONS = [CreditApprovalResolution, ClarificationResolution, FormResolution, FormRefusal]
+QUESTION = PolymorphicProxySerializer("WaitpointRequestPayload", [CreditApprovalQuestion, ClarificationQuestion], None)
+RESOLUTION = PolymorphicProxySerializer("WaitpointResolvedPayload", RESOLUTIONS, None, allow_null=True)
 
 
 class WaitpointSerializer(CamelSerializer):

@@ -63,16 +63,14 @@ def prune_events() -> int:
     """
     before = clock.now() - timedelta(days=settings.RUN_EVENT_RETENTION_DAYS)
     old = CountedBeginning.objects.filter(created_at__lt=before)
-    return batches.in_batches(lambda: batches.delete_batch(old)) + sum(
-        jobs.each_batch("prune-run-events", _due(before), _delete_events, RUNS_BATCH)
-    )
+    counts = batches.in_batches(lambda: batches.delete_batch(old))
+    return counts + sum(jobs.each_batch("prune-run-events", _due(before), _delete_events, RUNS_BATCH))
 
 
 def _due(before: datetime) -> Iterator[str]:
     """The runs with old events. Ids sort by creation time, so the index skips the events of younger runs."""
-    due = RunEvent.objects.filter(
-        run_id__lt=first_id("run", before), run__finished_at__lt=before, run__status__in=FINAL_RUN_STATUSES
-    )
+    ended = {"run__finished_at__lt": before, "run__status__in": FINAL_RUN_STATUSES}
+    due = RunEvent.objects.filter(run_id__lt=first_id("run", before), **ended)
     runs, last = due.order_by("run_id").values_list("run_id", flat=True).distinct(), ""
     while found := list(runs.filter(run_id__gt=last)[:RUNS_BATCH]):
         yield from found

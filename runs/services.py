@@ -29,6 +29,7 @@ from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult,
 
 # Reasoning with more characters, in the provider's format, is not shown.
 REASONING_READ_CHARS = 64 * 1024
+PENDING = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
 
 
 class RunInProgress(Conflict):
@@ -55,12 +56,11 @@ def runs_of(user: Any) -> QuerySet[Run]:
 
 
 def _summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
-    pending = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
     return (
         runs.filter(chat__deleted_at=None)
         .defer("instructions", "output_schema", "client_tools", "output")
         .annotate(credits_spent=sums.run_spent_subquery())
-        .prefetch_related(Prefetch("waitpoints", pending, to_attr="pending_waitpoints"))
+        .prefetch_related(Prefetch("waitpoints", PENDING.all(), to_attr="pending_waitpoints"))
     )
 
 
@@ -77,9 +77,7 @@ def _one_run(run_id: str) -> QuerySet[Run]:
 _run: CompiledQuery[Run] = CompiledQuery(lambda user_id, run_id: _one_run(run_id).filter(user=user_id), int, str)
 _run_with_user: WithUser[Run] = WithUser(_one_run, str)
 _calls: CompiledQuery[ToolInvocation] = CompiledQuery(lambda run_id: _shown_calls().filter(run=run_id), str)
-_pending: CompiledQuery[Waitpoint] = CompiledQuery(
-    lambda run_id: Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING), str
-)
+_pending: CompiledQuery[Waitpoint] = CompiledQuery(lambda run_id: PENDING.filter(run=run_id), str)
 
 
 def find_run(user_id: int, run_id: str) -> Run | None:
@@ -219,18 +217,9 @@ def _start_run(
     also = Writes()
     now = clock.after(chat.updated_at)
     user_message = add_message(also, chat.pk, run_id, Message.Role.USER, now, content=message)
-    run = Run(
-        id=run_id,
-        chat=chat,
-        user=user,
-        user_message_id=user_message.pk,
-        requested_model=model,
-        tools=tools,
-        metadata=metadata or {},
-        trace_parent=tracing.current(),
-        created_at=now,
-        **columns,
-    )
+    columns |= {"requested_model": model, "tools": tools, "metadata": metadata or {}, "created_at": now}
+    columns |= {"user_message_id": user_message.pk, "trace_parent": tracing.current()}
+    run = Run(id=run_id, chat=chat, user=user, **columns)
     if given is not None:
         _take_from_agent(run, given)
         on_credits_exhausted = on_credits_exhausted or given.on_credits_exhausted

@@ -135,10 +135,8 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
         lifetime = timedelta(**({"hours": IDEMPOTENCY_HOURS} if finished else {"seconds": IDEMPOTENCY_LOCK_SECONDS}))
         if now - record.claimed_at > lifetime:
             # Expired but not yet pruned, or left by a crashed request. One of concurrent requests takes it over.
-            taken = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).update(
-                **mine, response_status=None, response_body=None
-            )
-            if taken:
+            old = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status)
+            if old.update(**mine, response_status=None, response_body=None):
                 return IdempotencyRecord(pk=record.pk, user_id=user_id, surface=surface, key=key, **mine)
             continue
         if record.fingerprint != fingerprint:
@@ -153,10 +151,8 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
 
 def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
     """Store the answer, in the view's transaction. Raises KeyInUse if the claim is lost; both are then rolled back."""
-    kept = IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).update(
-        response_status=status, response_body=body
-    )
-    if not kept:
+    claimed = IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None)
+    if not claimed.update(response_status=status, response_body=body):
         raise KeyInUse
 
 

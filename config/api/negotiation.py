@@ -11,9 +11,7 @@ from rest_framework.renderers import BaseRenderer
 from config.kernel.jsontext import dumps, parse_object
 
 # Possessive (*+): otherwise two groups of blanks in a row would divide a long one in every possible way.
-_MEDIA_TYPE = re.compile(
-    r'application/json[ \t]*+(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*+)?;?[ \t]*', re.IGNORECASE
-)
+_MEDIA_TYPE = re.compile(r'(?i)application/json[ \t]*+(;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*+)?;?[ \t]*')
 
 
 class ExactJSONRenderer(BaseRenderer):

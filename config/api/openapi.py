@@ -169,12 +169,8 @@ class BearerScheme(OpenApiAuthenticationExtension):
         return self.target.scheme
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "scheme": "bearer",
-            "bearerFormat": self.target.bearer_format,
-            "description": self.target.description,
-        }
+        about = {"bearerFormat": self.target.bearer_format, "description": self.target.description}
+        return {"type": "http", "scheme": "bearer"} | about
 
 
 class CreditsNumber(OpenApiSerializerFieldExtension):
@@ -259,13 +255,8 @@ class ServiceSchema(AutoSchema):
 
     def error_statuses(self) -> set[int]:
         view: Any = self.view
-        cases = {
-            403: self._required_scope(),
-            404: "{" in self.path,
-            409: self._is_idempotent(),
-            413: self.method in BODY_METHODS,
-            415: self.method in BODY_METHODS,
-        }
+        body = self.method in BODY_METHODS
+        cases = {403: self._required_scope(), 404: "{" in self.path, 409: self._is_idempotent(), 413: body, 415: body}
         declared = view.error_statuses.get(view.action, set())
         found = ALWAYS | {status for status in cases if cases[status]} | declared
         return {status for status in found if status > 0 and -status not in declared}

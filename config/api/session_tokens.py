@@ -91,15 +91,9 @@ class Signer:
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
     """The claims of a token with a valid signature, cached for one ``period`` at most. Errors are not cached."""
-    return jwt.decode(
-        token,
-        signer.key,
-        algorithms=[signer.algorithm],
-        issuer=signer.issuer,
-        audience=signer.audience,
-        leeway=settings.SESSION_LEEWAY_SECONDS,
-        options={"require": REQUIRED_CLAIMS},
-    )
+    options: dict[str, Any] = {"options": {"require": REQUIRED_CLAIMS}, "leeway": settings.SESSION_LEEWAY_SECONDS}
+    options |= {"algorithms": [signer.algorithm], "issuer": signer.issuer, "audience": signer.audience}
+    return jwt.decode(token, signer.key, **options)
 
 
 @lru_cache(maxsize=4)
@@ -162,27 +156,16 @@ class Jwks:
 
     async def _fetch(self) -> None:
         """Ends within SESSION_JWKS_TIMEOUT_SECONDS and raises nothing that a provider can cause."""
-        seconds = SESSION_JWKS_TIMEOUT_SECONDS
+        seconds, headers = SESSION_JWKS_TIMEOUT_SECONDS, {"Accept": "application/json"}
+        limits = {"connect_timeout": seconds, "total_timeout": seconds, "max_bytes": JWKS_MAX_BYTES}
         try:
-            answer = await client.asend(
-                "GET",
-                self.url,
-                headers={"Accept": "application/json"},
-                body=None,
-                connect_timeout=seconds,
-                total_timeout=seconds,
-                max_bytes=JWKS_MAX_BYTES,
-                allow_private=True,
-            )
+            answer = await client.asend("GET", self.url, headers=headers, body=None, allow_private=True, **limits)
             if answer.status != 200 or answer.truncated:
                 raise ValueError
-            keys = {
-                key.key_id: key
-                for key in jwt.PyJWKSet.from_dict(json.loads(answer.body)).keys
-                if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")
-            }
-            if keys:
-                self.keys, self.fetched_at = keys, time.monotonic()
+            given = jwt.PyJWKSet.from_dict(json.loads(answer.body)).keys
+            usable = [key for key in given if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig")]
+            if usable:
+                self.keys, self.fetched_at = {key.key_id: key for key in usable}, time.monotonic()
         except Exception as error:  # malformed keys can make the library raise any exception
             logger.warning("no keys from %s (%s); cached keys stay valid", self.url, type(error).__name__)
         finally:

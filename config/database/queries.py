@@ -64,14 +64,12 @@ class CompiledQuery(Generic[M]):
 
     def _compile(self) -> _Statement:
         # Values that no query has as a constant, to find the positions of the arguments in the parameters.
-        markers = [
-            f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)
-        ]
-        queryset = self.build(*markers)
+        marks = [f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)]
+        queryset = self.build(*marks)
         compiler = queryset.query.get_compiler(connection=connection)
         sql, parameters = compiler.as_sql()
-        template = tuple((markers.index(value), None) if value in markers else (None, value) for value in parameters)
-        if {index for index, _ in template if index is not None} != set(range(len(markers))):
+        template = tuple((marks.index(value), None) if value in marks else (None, value) for value in parameters)
+        if {index for index, _ in template if index is not None} != set(range(len(marks))):
             raise TypeError("every argument must be a value that the query compares")
         expressions = [column for column, _, _ in compiler.select or ()]
         own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]
@@ -79,13 +77,9 @@ class CompiledQuery(Generic[M]):
         if connection.vendor == "postgresql":
             sql = _with_fixed_types(sql, [expression.output_field.db_type(connection) for expression in expressions])
         self.model = queryset.model
-        statement = _Statement(
-            sql,
-            template,
-            names=tuple(own),
-            annotations=tuple((compiler.annotation_col_map or {}).items()),
-            converters=tuple((index, *found) for index, found in sorted(converters.items())),
-        )
+        annotations = tuple((compiler.annotation_col_map or {}).items())
+        conversions = tuple((index, *found) for index, found in sorted(converters.items()))
+        statement = _Statement(sql, template, tuple(own), annotations, conversions)
         self.statements[connection.vendor] = statement
         return statement
 

@@ -161,14 +161,9 @@ def dumps(data: Any) -> bytes:
 
 def to_text(data: Any, *, indent: int | None = None) -> str:
     """``data`` as JSON text, compact without ``indent``. Raises ValueError (NaN, infinity), TypeError (other types)."""
+    signs = (",", ":") if indent is None else (",", ": ")
     return simplejson.dumps(
-        data,
-        use_decimal=False,
-        default=_other,
-        ensure_ascii=False,
-        separators=(",", ":") if indent is None else (",", ": "),
-        indent=indent,
-        allow_nan=False,
+        data, use_decimal=False, default=_other, ensure_ascii=False, separators=signs, indent=indent, allow_nan=False
     )
 
 

@@ -62,11 +62,8 @@ class Verdict:
     def headers(self) -> dict[str, str]:
         if not self.limit:
             return {}
-        headers = {
-            "X-RateLimit-Limit": str(self.limit),
-            "X-RateLimit-Remaining": str(self.remaining),
-            "X-RateLimit-Reset": str(self.reset),
-        }
+        values = {"Limit": self.limit, "Remaining": self.remaining, "Reset": self.reset}
+        headers = {f"X-RateLimit-{name}": str(value) for name, value in values.items()}
         return headers if self.allowed else headers | {"Retry-After": str(self.retry_after)}
 
 

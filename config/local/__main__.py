@@ -76,6 +76,8 @@ ENVIRONMENT = {
     **os.environ,
     "OWNER": str(os.getpid()),
 }
+# In a session of its own, because Ctrl-C in the terminal must not end the broker before the others.
+APART: dict[str, Any] = {"env": ENVIRONMENT, "stdin": subprocess.DEVNULL, "start_new_session": True}
 
 
 def serve() -> int:
@@ -120,14 +122,7 @@ def embedded_broker() -> Iterator[subprocess.Popen[bytes] | None]:
     directory.mkdir(mode=0o700, exist_ok=True)
     command = ["sh", "-c", f'{GUARD} exec "$@"', "sh", *server_command(binary, directory, settings.BROKER_SOCKET)]
     with (settings.VAR_DIR / "broker.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal must not end it before the others
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **APART)
     try:
         yield process
     finally:
@@ -174,14 +169,8 @@ def readiness_problem() -> str:
 def prepared() -> str:
     """What ``prepare`` prints, in a child process. This process does not load Django and so needs little memory."""
     try:
-        return subprocess.check_output(
-            [sys.executable, "-m", "config.local", "prepare"],
-            cwd=settings.BASE_DIR,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            text=True,
-        )
+        command = [sys.executable, "-m", "config.local", "prepare"]
+        return subprocess.check_output(command, cwd=settings.BASE_DIR, text=True, **APART)
     except subprocess.CalledProcessError:
         sys.exit("The preparation of the database failed (see above).")
 

@@ -14,9 +14,8 @@ def user_named(username: str, kind: str = "", **also: bool) -> Any:
     # Databases refuse NUL, and bytes of the shell that are not UTF-8.
     user = users.first() if username.isprintable() else None
     if user is None:
-        raise CommandError(
-            f"There is no {kind}user {username!r}." + ("" if kind else " Users appear with their first request.")
-        )
+        hint = "" if kind else " Users appear with their first request."
+        raise CommandError(f"There is no {kind}user {username!r}.{hint}")
     return user
 
 

@@ -288,16 +288,9 @@ def new_session(
     connector: aiohttp.TCPConnector, request_class: type[CountedRequest], **options: Any
 ) -> aiohttp.ClientSession:
     """A session that keeps no cookies, reads no proxy from the environment and does not decompress answers."""
-    return aiohttp.ClientSession(
-        connector=connector,
-        request_class=request_class,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        max_line_size=LINE_MAX_BYTES,
-        max_field_size=LINE_MAX_BYTES,
-        **options,
-    )
+    options |= {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False, "trust_env": False}
+    options |= {"max_line_size": LINE_MAX_BYTES, "max_field_size": LINE_MAX_BYTES}
+    return aiohttp.ClientSession(connector=connector, request_class=request_class, **options)
 
 
 async def _close() -> None:

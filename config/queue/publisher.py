@@ -49,12 +49,9 @@ class Source:
     """
 
     def __init__(
-        self,
-        send: Callable[[list[Any]], object],
-        interval_seconds: float,
-        failed: Callable[[Exception], None] = lambda error: None,
+        self, send: Callable[[list[Any]], object], seconds: float, failed: Callable[[Exception], None] = lambda _: None
     ) -> None:
-        self.send, self.interval_seconds, self.failed = send, interval_seconds, failed
+        self.send, self.interval_seconds, self.failed = send, seconds, failed
         self.paused_until = 0.0
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.flushing = threading.Event()

@@ -244,12 +244,8 @@ async def send_end(send: Send, content: bytes = b"") -> None:
 
 def refusal(status: int, code: str, message: str) -> Answer:
     """The answer to a request that Django never sees."""
-    headers = [
-        ("Content-Type", "application/json"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("X-Request-Id", secrets.token_hex(16)),
-        ("Connection", "close"),
-    ]
+    headers = [("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff")]
+    headers += [("X-Request-Id", secrets.token_hex(16)), ("Connection", "close")]
     if settings.CORS_ALLOWED_ORIGINS:
         # For any origin, because the text is the same for all.
         headers += [("Access-Control-Allow-Origin", "*"), ("Access-Control-Expose-Headers", "X-Request-Id")]

@@ -86,11 +86,8 @@ class WithActions(StaffAdmin):
 
     def get_urls(self) -> list[Any]:
         view, name = self.admin_site.admin_view(self.act), f"{self.opts.app_label}_{self.opts.model_name}_do"
-        return [
-            path("do/<slug:name>/", view, name=name),
-            path("<path:object_id>/do/<slug:name>/", view, name=f"{name}_one"),
-            *super().get_urls(),
-        ]
+        one = path("<path:object_id>/do/<slug:name>/", view, name=f"{name}_one")
+        return [path("do/<slug:name>/", view, name=name), one, *super().get_urls()]
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """The actions of the list. Django calls the function; the later steps use the action's own address."""
@@ -106,9 +103,8 @@ class WithActions(StaffAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if isinstance(response, TemplateResponse) and response.context_data is not None:
-            response.context_data["actions_list"] = [
-                action.button(self.url("do", action.name)) for action in self._allowed(request, "none")
-            ]
+            allowed = self._allowed(request, "none")
+            response.context_data["actions_list"] = [each.button(self.url("do", each.name)) for each in allowed]
         return response
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
@@ -119,11 +115,8 @@ class WithActions(StaffAdmin):
 
     def buttons(self, request: HttpRequest, row: Any) -> list[dict[str, Any]]:
         """The actions that the signed-in person may do with this row."""
-        return [
-            action.button(self.url("do_one", row.pk, action.name))
-            for action in self._allowed(request, "one", "some")
-            if action.offered(row)
-        ]
+        offered = [action for action in self._allowed(request, "one", "some") if action.offered(row)]
+        return [action.button(self.url("do_one", row.pk, action.name)) for action in offered]
 
     def _allowed(self, request: HttpRequest, *about: str) -> list[Action]:
         may = request.user.has_perm

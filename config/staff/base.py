@@ -96,11 +96,8 @@ class StaffAdmin(ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Ids are short, and times relative."""
-        columns: dict[str, Any] = {
-            field.name: key_column if isinstance(field, IdField) else time_column(field)
-            for field in self.opts.concrete_fields
-            if isinstance(field, (IdField, DateTimeField))
-        }
+        fields = [field for field in self.opts.concrete_fields if isinstance(field, (IdField, DateTimeField))]
+        columns = {field.name: key_column if isinstance(field, IdField) else time_column(field) for field in fields}
         return [columns.get(name, name) for name in super().get_list_display(request)]
 
     def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
@@ -179,11 +176,8 @@ def page_of(model: type[Model], key: str) -> str:
 
 def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
     """(label, address) of each list that the signed-in person may see; ``lists`` are label, ``app_model`` and query."""
-    return [
-        (label, f"{reverse(f'admin:{model}_changelist')}?{query}")
-        for label, model, query in lists
-        if request.user.has_perm(model.replace("_", ".view_"))
-    ]
+    seen = [each for each in lists if request.user.has_perm(each[1].replace("_", ".view_"))]
+    return [(label, f"{reverse(f'admin:{model}_changelist')}?{query}") for label, model, query in seen]
 
 
 def id_link(key: str) -> str:

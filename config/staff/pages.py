@@ -19,11 +19,8 @@ HITS_MAX = 20
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """The pages and lists that the signed-in person may see."""
     may = request.user.has_perm
-    pages = [
-        {"title": label, "icon": icon, "link": reverse(page)}
-        for label, icon, page, permissions in settings.STAFF_PAGES
-        if not permissions or any(map(may, permissions))
-    ]
+    seen = [entry for entry in settings.STAFF_PAGES if not entry[3] or any(map(may, entry[3]))]
+    pages = [{"title": label, "icon": icon, "link": reverse(page)} for label, icon, page, _ in seen]
     groups: list[dict[str, Any]] = [{"items": pages}]
     for title, entries in settings.STAFF_NAVIGATION.items():
         items = [

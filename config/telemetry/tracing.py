@@ -42,14 +42,8 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
         return
     from opentelemetry.trace import SpanKind
 
-    with _tracer.start_as_current_span(
-        name,
-        context=parent,
-        kind=SpanKind[kind],
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as current:
+    options = {"kind": SpanKind[kind], "record_exception": False, "set_status_on_exception": False}
+    with _tracer.start_as_current_span(name, context=parent, attributes=attributes, **options) as current:
         try:
             yield current
         except BaseException as error:

@@ -51,10 +51,9 @@ class Cursor(base.ServerBindingCursor):
     stable = False
 
     def execute(
-        self, query: Query, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
+        self, query: Query, params: Params | None = None, *, prepare: bool | None = None, **options: Any
     ) -> Any:
-        prepare = prepare if self.stable else False
-        return super().execute(query, params, prepare=prepare, binary=binary)  # type: ignore[misc]
+        return super().execute(query, params, prepare=prepare if self.stable else False, **options)  # type: ignore[misc]
 
 
 class DatabaseOperations(operations.DatabaseOperations):

@@ -37,6 +37,5 @@ class Command(BaseCommand):
             self.stdout.write(f"No key of ENCRYPTION_KEYS decrypts {secret}.")
         self.stdout.write(f"{renewed} re-encrypted.")
         if lost:
-            raise CommandError(
-                f"{len(lost)} not decrypted. Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
-            )
+            hint = "Add the old key to ENCRYPTION_KEYS again, or replace these secrets."
+            raise CommandError(f"{len(lost)} not decrypted. {hint}")
