@@ -91,9 +91,9 @@ class Signer:
 @lru_cache(maxsize=4096)
 def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
     """The claims of a token with a valid signature, cached for one ``period`` at most. Errors are not cached."""
-    options: dict[str, Any] = {"options": {"require": REQUIRED_CLAIMS}, "leeway": settings.SESSION_LEEWAY_SECONDS}
-    options |= {"algorithms": [signer.algorithm], "issuer": signer.issuer, "audience": signer.audience}
-    return jwt.decode(token, signer.key, **options)
+    expected: dict[str, Any] = {"algorithms": [signer.algorithm], "issuer": signer.issuer, "audience": signer.audience}
+    expected |= {"leeway": settings.SESSION_LEEWAY_SECONDS, "options": {"require": REQUIRED_CLAIMS}}
+    return jwt.decode(token, signer.key, **expected)
 
 
 @lru_cache(maxsize=4)

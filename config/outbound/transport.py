@@ -35,7 +35,7 @@ CLOSE_SECONDS = 1.0
 # A step that ends later than this after its limit was suspended with the process. A busy event loop is late by less.
 STOOD_STILL_SECONDS = 1.0
 # Bytes of an answer that may have no content: heads, interim (1xx) answers, framing of chunks and TLS, empty lines and
-# comments of a stream. Usual answers have far less, and a hostile server could delay the event loop for all others.
+# comments of a stream. More would let a hostile server delay the event loop; usual answers and buffers have far less.
 SPARE_BYTES = 256 * 1024
 # The most bytes of one read, which are parsed before the event loop serves the next connection.
 READ_BYTES = 16 * 1024
