@@ -1,6 +1,6 @@
 """Share: what the users of a process share, such as places for tool calls, bytes in memory and threads.
 
-What exceeds a user's share waits in the user's own line, first in, first out, or is refused at once.
+What exceeds a user's share waits in the user's own line, in order and never before others' work, or is refused.
 """
 
 import asyncio
