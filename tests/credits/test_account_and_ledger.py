@@ -3,17 +3,19 @@
 import csv
 import io
 import weakref
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
+from config.kernel import clock
 from config.kernel.clock import iso
 from config.kernel.errors import Conflict
 from credits import ledger, serializers, usage
 from credits.models import LedgerEntry
-from tests.credits.helpers import CREDIT, clerk, fund, place, spend, turn
+from tests.credits.helpers import CREDIT, clerk, fund, place, spend, stop_clock, turn
 from tests.factories import UserFactory
 
 pytestmark = pytest.mark.django_db
@@ -94,6 +96,19 @@ class TestLedger:
         assert joined == whole
         assert balances == [row["balanceAfter"] for row in session.get(LEDGER, {"limit": 100}).json()["items"]][-13:]
 
+    def test_a_page_of_earlier_days_has_the_same_balances(self, session, user, monkeypatch):
+        travel = stop_clock(monkeypatch, clock.now())
+        for _ in range(4):
+            turn(user, 1)
+            travel.now += timedelta(days=1)
+        whole = session.get(LEDGER, {"limit": 100}).json()["items"]
+        balances, cursor = [], {}
+        while cursor is not None:
+            page = session.get(LEDGER, {"limit": 1} | cursor).json()
+            balances += [row["balanceAfter"] for row in page["items"]]
+            cursor = page["nextCursor"] and {"cursor": page["nextCursor"]}
+        assert balances == [row["balanceAfter"] for row in whole]
+
     @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"cursor": "x"}])
     def test_invalid_page_parameters_are_400(self, session, query):
         answer = session.get(LEDGER, query)
@@ -149,6 +164,13 @@ class TestCsv:
         answer = session.get(LEDGER, HTTP_ACCEPT="text/csv")
         assert answer["Content-Disposition"] == 'attachment; filename="ledger.csv"'
         assert answer["Cache-Control"] == "no-store"
+
+    def test_names_from_elsewhere_cannot_be_formulas(self, session, user):
+        ledger.grant(user.pk, 1, cause="x", reference="=1+1")
+        spend(user, 1, tool="@draw")
+        header, *lines = read_csv(session)
+        rows = [dict(zip(header, line, strict=True)) for line in lines]
+        assert {(row["reference"], row["toolKey"]) for row in rows} >= {("'=1+1", ""), ("", "'@draw")}
 
     def test_free_text_is_quoted_and_cannot_be_a_formula(self, session, user):
         formulas = ['=HYPERLINK("http://x")', "+1", "-1", "@x", "\uff1d1", "\uff20x"]

@@ -88,9 +88,10 @@ class TestExpiry:
         assert plans.texts
         assert plans.rows < 96
 
-    def test_a_spent_grant_makes_no_expiry_row(self, user, now):
+    def test_a_spent_grant_makes_no_expiry_row(self, session, user, now):
         give(user, 10, now.now + HOUR)
         spend(user, 10)
+        assert session.get("/api/v1/me/credits").json()["expiring"] == []
         now.now += HOUR
         assert sum(expire_grants()) == 0
         assert "EXPIRY" not in dict(rows(user))
