@@ -139,3 +139,13 @@ def test_the_turn_of_a_run_that_was_just_released_is_left_to_its_next_owner(lost
     lifecycle.reap_workers()
     assert transitions.settle_lost_turns() == 0
     assert ledger.account_for(lost_turn.user_id).held == 100
+
+
+def test_what_the_open_request_cost_is_charged_once_beside_an_older_hold(lost_turn):
+    price = {"model": "m", "in": 1000, "out": 1000, "inputTokens": 10, "outputTokens": 20}
+    hold = lifecycle.hold_turn(lost_turn, 1, 2, 50, price)
+    lifecycle.end_request(lost_turn, None, "", lifecycle.Charge(hold, 30, price))
+    usage = LedgerEntry.objects.filter(run_id=lost_turn.pk, type="USAGE")
+    assert list(usage.values_list("amount", "against_id")) == [(30, hold.pk)]
+    assert ledger.account_for(lost_turn.user_id).held == 0
+    assert Run.objects.get(pk=lost_turn.pk).turn_count == 1
