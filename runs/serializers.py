@@ -7,29 +7,16 @@ from typing import Any, ClassVar
 from django.conf import settings
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
+from rest_framework.serializers import CharField, ChoiceField, DictField, IntegerField, SerializerMethodField
 
 from chats import attachments
-from config.api.serializers import (
-    BoundedListField,
-    CamelSerializer,
-    CreditsNumberField,
-    NullableText,
-    StrictCharField,
-    TimestampField,
-)
+from config.api import serializers as fields
+from config.api.serializers import CamelSerializer, CreditsNumberField, NullableText, StrictCharField, TimestampField
 from config.kernel.jsontext import dumps
+from runs import models
 from runs.calls import OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
 from runs.catalogue.serializers import OutputSchemaField
-from runs.models import (
-    FINAL_RUN_STATUSES,
-    METADATA_KEY_MAX_CHARS,
-    METADATA_PAIRS_MAX,
-    METADATA_VALUE_MAX_CHARS,
-    Awaiting,
-    OnCreditsExhausted,
-    RunStatus,
-    WaitpointKind,
-)
+from runs.models import FINAL_RUN_STATUSES, METADATA_KEY_MAX_CHARS, METADATA_PAIRS_MAX, METADATA_VALUE_MAX_CHARS
 
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
@@ -38,6 +25,7 @@ INPUT_LISTED_BYTES = 8 * 1024
 REASONING_SHOWN_CHARS = 8 * 1024
 # The fields in which providers give reasoning: a text, or a list of items with such fields.
 REASONING_FIELDS = ("thinking", "summary", "text", "value")
+FINAL_STATUSES = ", ".join(f"`{status}`" for status in FINAL_RUN_STATUSES)
 NAME: dict[str, Any] = {"min_length": 1, "max_length": 100, **OPTIONAL}
 TEXT: dict[str, Any] = {"min_length": 1, "trim_whitespace": False, **OPTIONAL}
 METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
@@ -52,13 +40,11 @@ METADATA_SCHEMA: dict[str, Any] = {
 class UsageSerializer(CamelSerializer):
     """Sums over the run's turns so far."""
 
-    input_tokens = serializers.IntegerField(min_value=0, help_text="All tokens that were sent to models.")
-    cached_input_tokens = serializers.IntegerField(
-        min_value=0, help_text="Those of them that a provider read from its cache."
-    )
-    output_tokens = serializers.IntegerField(min_value=0, help_text="The tokens of the models' answers.")
-    turns = serializers.IntegerField(min_value=0, source="turn_count", help_text="The answers of models.")
-    model_retries = serializers.IntegerField(
+    input_tokens = IntegerField(min_value=0, help_text="All tokens that were sent to models.")
+    cached_input_tokens = IntegerField(min_value=0, help_text="Those of them that a provider read from its cache.")
+    output_tokens = IntegerField(min_value=0, help_text="The tokens of the models' answers.")
+    turns = IntegerField(min_value=0, source="turn_count", help_text="The answers of models.")
+    model_retries = IntegerField(
         min_value=0, help_text="Requests to models that failed and were followed by another one."
     )
 
@@ -66,23 +52,19 @@ class UsageSerializer(CamelSerializer):
 class RunFields(CamelSerializer):
     """What every representation of a run has."""
 
-    id = serializers.CharField()
-    chat_id = serializers.CharField()
-    status = serializers.ChoiceField(
-        choices=RunStatus.values, help_text=f"Final are {', '.join(f'`{status}`' for status in FINAL_RUN_STATUSES)}."
-    )
-    awaiting = serializers.ChoiceField(
-        choices=Awaiting.values,
+    id = CharField()
+    chat_id = CharField()
+    status = ChoiceField(choices=models.RunStatus.values, help_text=f"Final are {FINAL_STATUSES}.")
+    awaiting = ChoiceField(
+        choices=models.Awaiting.values,
         allow_null=True,
         help_text="`client` if an open call awaits the caller's app, else `tool` if one awaits its tool, else null.",
     )
-    user_message_id = serializers.CharField(help_text="The message that started the run.")
+    user_message_id = CharField(help_text="The message that started the run.")
     assistant_message_id = NullableText(
         help_text="The message with the agent's answer; null until the run first executes."
     )
-    last_stream_index = serializers.IntegerField(
-        min_value=0, help_text="The index of the newest stream event; 0 before the first."
-    )
+    last_stream_index = IntegerField(min_value=0, help_text="The index of the newest stream event; 0 before the first.")
     cancel_requested_at = TimestampField(allow_null=True, help_text="When the run was asked to stop, or null.")
     requested_model = NullableText(help_text="The model that the request named, or null.")
     resolved_model = NullableText(help_text="The model that the run uses; null until it first executes.")
@@ -96,29 +78,27 @@ class RunFields(CamelSerializer):
     updated_at = TimestampField()
     started_at = TimestampField(allow_null=True, help_text="When the run first executed, or null.")
     finished_at = TimestampField(allow_null=True, help_text="When the run ended, or null.")
-    finish_reason = serializers.ChoiceField(
+    finish_reason = ChoiceField(
         choices=["stop", "length"],
         allow_null=True,
         help_text="Why the answer ended: `length` says that it was cut at the output limit. Null until then.",
     )
-    limited_by = serializers.ChoiceField(
+    limited_by = ChoiceField(
         choices=["model", "budget", "credits"],
         allow_null=True,
         help_text="With `length`, what the output limit was from: the model, the run's budget or the user's credits. "
         "Otherwise null.",
     )
-    metadata = serializers.DictField(
-        child=serializers.CharField(allow_blank=True), help_text="The pairs of text that the request gave."
-    )
+    metadata = DictField(child=CharField(allow_blank=True), help_text="The pairs of text that the request gave.")
     usage = UsageSerializer(source="*", help_text="What the run's turns used so far.")
     total_credits_used = CreditsNumberField(
         source="credits_spent", help_text="What the run cost so far: captures and usage minus refunds, in credits."
     )
-    pending_waitpoint = serializers.SerializerMethodField(help_text="The waitpoint that the run waits for, or null.")
+    pending_waitpoint = SerializerMethodField(help_text="The waitpoint that the run waits for, or null.")
 
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
-        if run.status != RunStatus.WAITING:
+        if run.status != models.RunStatus.WAITING:
             return None
         # The waitpoint may have been answered since the run was read.
         asked = next(iter(run.pending_waitpoints or run.waitpoints.order_by("-created_at")[:1]), None)
@@ -131,7 +111,7 @@ class RunSerializer(RunFields):
     answer = NullableText(
         help_text="The content of the assistant's message as it stands; null until the run first executes."
     )
-    output = serializers.DictField(
+    output = DictField(
         allow_null=True, help_text="The answer as an object that fits `outputSchema`; null until the run is completed."
     )
     tool_invocations = ToolInvocationSerializer(
@@ -157,14 +137,14 @@ def run_without_text(run: dict[str, Any]) -> dict[str, Any]:
 def waitpoint_without_text(waitpoint: dict[str, Any]) -> dict[str, Any]:
     """``resolvedPayload`` stays, because it says which answer counted."""
     asked = {name: value for name, value in waitpoint["requestPayload"].items() if name in QUESTION_STATE}
-    empty = {"question": ""} if waitpoint["kind"] == WaitpointKind.CLARIFICATION else {"input": None}
+    empty = {"question": ""} if waitpoint["kind"] == models.WaitpointKind.CLARIFICATION else {"input": None}
     return {**waitpoint, "requestPayload": asked | empty}
 
 
 class RunSummarySerializer(RunFields):
     """A run in a list: nothing that grows with the run. Needs a run of ``services.summaries_of``."""
 
-    tool_invocation_count = serializers.IntegerField(min_value=0, help_text="The number of tool calls.")
+    tool_invocation_count = IntegerField(min_value=0, help_text="The number of tool calls.")
 
     @extend_schema_field(WaitpointSerializer(allow_null=True))
     def get_pending_waitpoint(self, run: Any) -> dict[str, Any] | None:
@@ -176,7 +156,7 @@ class RunSummarySerializer(RunFields):
 
 
 @extend_schema_field(METADATA_SCHEMA)
-class MetadataField(serializers.DictField):
+class MetadataField(DictField):
     """Pairs of text that belong to the caller."""
 
     json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
@@ -199,7 +179,7 @@ class RunInput(CamelSerializer):
         **TEXT,
         help_text="The message of the user. With `replaces`, that run's message and attachments if left out.",
     )
-    attachment_ids = BoundedListField(
+    attachment_ids = fields.BoundedListField(
         child=StrictCharField(),
         **OPTIONAL,
         max_length=attachments.ATTACHMENTS_PER_MESSAGE_MAX,
@@ -209,7 +189,7 @@ class RunInput(CamelSerializer):
         **NAME, help_text="An agent, `name`, or a version of it, `name@3`. It gives what the other fields leave out."
     )
     model = StrictCharField(**NAME, help_text="The name of a model; the agent's or else the default one if left out.")
-    tools = BoundedListField(
+    tools = fields.BoundedListField(
         child=StrictCharField(min_length=1, max_length=64),
         **OPTIONAL,
         max_length=200,
@@ -243,15 +223,15 @@ class RunInput(CamelSerializer):
         help_text="At most 32 tools that the caller's app executes; a call of one awaits "
         "`POST /tool-invocations/{id}/result`.",
     )
-    on_active_run = serializers.ChoiceField(
+    on_active_run = ChoiceField(
         choices=["reject", "enqueue", "cancel"],
         required=False,
         default="reject",
         help_text="If the chat has an active run: reject this one, enqueue it behind the active one, or cancel the "
         "active one and those queued behind it.",
     )
-    on_credits_exhausted = serializers.ChoiceField(
-        choices=OnCreditsExhausted.values,
+    on_credits_exhausted = ChoiceField(
+        choices=models.OnCreditsExhausted.values,
         **OPTIONAL,
         help_text="Where credits or budget are not enough for the next step: `fail`, or `wait` for more; the agent's "
         "choice if left out.",
@@ -266,17 +246,17 @@ class RunInput(CamelSerializer):
 class TurnSerializer(CamelSerializer):
     """Needs a turn of ``services.turns_of``."""
 
-    index = serializers.IntegerField(min_value=1, help_text="The number of the turn, from 1.")
-    model = serializers.CharField(help_text="The model that answered.")
-    finish_reason = serializers.CharField(help_text="Why the model stopped: `stop`, `tool_calls` or `length`.")
-    input_tokens = serializers.IntegerField(min_value=0, help_text="All tokens that were sent to the model.")
-    cached_input_tokens = serializers.IntegerField(
+    index = IntegerField(min_value=1, help_text="The number of the turn, from 1.")
+    model = CharField(help_text="The model that answered.")
+    finish_reason = CharField(help_text="Why the model stopped: `stop`, `tool_calls` or `length`.")
+    input_tokens = IntegerField(min_value=0, help_text="All tokens that were sent to the model.")
+    cached_input_tokens = IntegerField(
         min_value=0, source="cached_tokens", help_text="Those of them that the provider read from its cache."
     )
-    output_tokens = serializers.IntegerField(min_value=0, help_text="The tokens of the model's answer.")
-    reasoning_tokens = serializers.IntegerField(min_value=0, help_text="Those of them that were reasoning.")
+    output_tokens = IntegerField(min_value=0, help_text="The tokens of the model's answer.")
+    reasoning_tokens = IntegerField(min_value=0, help_text="Those of them that were reasoning.")
     credit_used = CreditsNumberField(source="cost", help_text="What the turn cost, without its tool calls, in credits.")
-    reasoning = serializers.SerializerMethodField(
+    reasoning = SerializerMethodField(
         help_text="The beginning of the text of the model's reasoning; null if the provider gives none."
     )
     started_at = TimestampField(help_text="When the model was asked.")
