@@ -11,7 +11,7 @@ from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.money import MAX_MICRO
 from credits import ledger, sums
-from credits.models import Account, LedgerEntry, PendingExpiry
+from credits.models import Account, LedgerEntry, PendingExpiry, credits_added
 from credits.reconcile import drift
 from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, release_run, rows, spend, state, turn
@@ -464,3 +464,15 @@ def test_drift_finds_a_changed_balance(user):
     Account.objects.filter(pk=user.pk).update(balance=1)
     assert len(list(drift())) == 1
     Account.objects.filter(pk=user.pk).update(balance=100 * CREDIT - 5)
+
+
+def test_each_way_to_add_credits_is_announced_so_that_runs_go_on(user, request):
+    told = []
+    credits_added.connect(tell := lambda user_id, **_: told.append(user_id))
+    request.addfinalizer(lambda: credits_added.disconnect(tell))
+    ledger.grant(user.pk, 5, cause="x")
+    assert told == [user.pk]
+    ledger.adjust(user.pk, 5, reason="r", staff=clerk())
+    assert told == [user.pk] * 2
+    ledger.refund(spend(user, 5).pk, 5, reason="r", staff=clerk())
+    assert told == [user.pk] * 3
