@@ -136,6 +136,16 @@ def test_the_first_hours_of_a_period_are_added_to_the_whole_days(user, monkeypat
     assert [chat["amount"] for chat in usage.by_chat(user.pk, period)] == [11110]
 
 
+def test_a_refund_in_the_first_hours_of_a_period_is_subtracted(user, monkeypatch):
+    now = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    travel = stop_clock(monkeypatch, now - timedelta(days=7) + timedelta(hours=1))
+    ledger.refund(spend(user, 10).pk, 4, reason="r", staff=clerk())
+    travel.now = now
+    period = usage.period_of("7d")
+    assert [chat["amount"] for chat in usage.by_chat(user.pk, period)] == [6]
+    assert usage.summary(user.pk, period)["total_debited_all"] == 10
+
+
 MOMENTS = st.one_of(
     # Near the starts of the periods and of their first days, to the microsecond.
     st.tuples(st.sampled_from([0, 6, 7, 8, 29, 30, 31, 89, 90, 91]), st.sampled_from([0, 1]), st.integers(-2, 2)),
