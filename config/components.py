@@ -4,11 +4,23 @@
 INSTALLED_APPS = [
     "unfold",  # before the admin, whose site and templates it replaces
     "config.apps.StaffAdminConfig",
-    *("django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django.contrib.messages"),
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
     "django.contrib.staticfiles",
-    *("rest_framework", "drf_spectacular", "drf_spectacular_sidecar", "axes"),
-    *("config.apps.PlatformConfig", "config.api", "config.staff"),
-    *("webhooks", "apikeys", "credits", "chats", "runs"),
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "axes",
+    "config.apps.PlatformConfig",
+    "config.api",
+    "config.staff",
+    "webhooks",
+    "apikeys",
+    "credits",
+    "chats",
+    "runs",
 ]
 
 MIDDLEWARE = [
