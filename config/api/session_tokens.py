@@ -117,17 +117,24 @@ class Jwks:
         self.keys: dict[str | None, jwt.PyJWK] = {}
         self.fetched_at = self.tried_at = float("-inf")
         self.lock = threading.Lock()
-        self.fetching: Future[None] | None = None
+        self.fetching: Future[None] = Future()
+        self.fetching.set_result(None)
 
     def key_for(self, kid: str | None) -> jwt.PyJWK:
         """The key with this id. Raises AuthenticationFailed if it is unknown, Unavailable while there are no keys."""
         found = self._find(kid)
         if found is None or time.monotonic() - self.fetched_at > SESSION_JWKS_CACHE_SECONDS:
             failed = not self.keys and self.tried_at > float("-inf")
-            fetch, started = self._start_fetch()
+            with self.lock:
+                pause = SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
+                starts = self.fetching.done() and time.monotonic() - self.tried_at > pause
+                if starts:
+                    client.prepare()
+                    self.fetching = shared.submit(self._fetch())
+                fetching = self.fetching
             # While one thread waits for newer keys, the others use the cached ones.
-            if fetch is not None and not failed and (started or found is None):
-                fetch.result()
+            if not failed and (starts or found is None):
+                fetching.result()
             found = self._find(kid)
         if found is not None:
             return found
@@ -141,18 +148,6 @@ class Jwks:
         if kid is None and len(keys) == 1:  # a provider with one key need not name it
             return next(iter(keys.values()))
         return keys.get(kid)
-
-    def _start_fetch(self) -> tuple[Future[None] | None, bool]:
-        """The running fetch, and whether this call started it. None if the last one ended too recently."""
-        with self.lock:
-            if self.fetching is not None and not self.fetching.done():
-                return self.fetching, False
-            pause = SESSION_JWKS_REFETCH_SECONDS if self.keys else COLD_RETRY_SECONDS
-            if time.monotonic() - self.tried_at <= pause:
-                return None, False
-            client.prepare()
-            self.fetching = shared.submit(self._fetch())
-            return self.fetching, True
 
     async def _fetch(self) -> None:
         """Ends within SESSION_JWKS_TIMEOUT_SECONDS and raises nothing that a provider can cause."""
