@@ -9,7 +9,8 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -79,19 +80,12 @@ class IdempotencyMixin:
             answer = self.replayed_answer(bytes(record.response_body or b""))
             replayed = {"Idempotent-Replayed": "true"}
             return HttpResponse(answer, "application/json", record.response_status, headers=replayed)
-        try:
+        with released_after_failure(record):
             self.prepare()
             with transaction.atomic():
                 response = handler(request, *args, **kwargs)
-                if 200 <= response.status_code < 300:
-                    body = None if self.action in self.secret_actions else self.stored_answer(response)
-                    keep(record, response.status_code, body)
-                    return response
-                transaction.set_rollback(True)
-        except BaseException:
-            release(record)
-            raise
-        release(record)
+                body = None if self.action in self.secret_actions else self.stored_answer(response)
+                keep(record, response.status_code, body)
         return response
 
     def stored_answer(self, response: Any) -> bytes:
@@ -108,14 +102,10 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
     record = claim(user.pk, surface, key, fingerprint)
     if record.response_status is not None:
         return bytes(record.response_body or b"").decode()
-    try:
-        with transaction.atomic():
-            made = make()
-            keep(record, 201, made.encode())
-            return made
-    except BaseException:
-        release(record)
-        raise
+    with released_after_failure(record), transaction.atomic():
+        made = make()
+        keep(record, 201, made.encode())
+    return made
 
 
 def claim(user_id: int, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
@@ -156,12 +146,17 @@ def keep(record: IdempotencyRecord, status: int, body: bytes | None) -> None:
         raise KeyInUse
 
 
-def release(record: IdempotencyRecord) -> None:
-    """Give up the claim, so that the key can be used again. If the database is not available, the claim times out."""
+@contextmanager
+def released_after_failure(record: IdempotencyRecord) -> Iterator[None]:
+    """Gives up the claim after an exception, so that the key can be used again. Without a database, it times out."""
     try:
-        IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).delete()
-    except DatabaseError as error:
-        logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
+        yield
+    except BaseException:
+        try:
+            IdempotencyRecord.objects.filter(pk=record.pk, claim=record.claim, response_status=None).delete()
+        except DatabaseError as error:
+            logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
+        raise
 
 
 def fingerprint_of(request: HttpRequest) -> str:

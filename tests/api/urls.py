@@ -38,8 +38,6 @@ class Groups(ServiceViewSet):
         may_continue.wait(30)
         if name == "refuse":
             raise Conflict
-        if name == "answer":
-            return Response({"refused": True}, status=409)
         if name == "crash":
             raise RuntimeError("a secret of the server")
         return Response({"name": group.name, "amount": Decimal("0.1"), "text": "ü"}, status=201)
