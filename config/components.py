@@ -24,7 +24,6 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "config.api.middleware.HeadMiddleware",
     "config.api.middleware.RequestIdMiddleware",
     "config.api.middleware.ProbeMiddleware",
     "config.api.middleware.MeasureMiddleware",

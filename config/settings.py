@@ -411,7 +411,7 @@ TRACE_URL = ENV.text("TRACE_URL")
 #: where exceptions are reported; needs `requirements-observability.txt`
 SENTRY_DSN = ENV.text("SENTRY_DSN")
 if OTEL_EXPORTER_OTLP_ENDPOINT:
-    MIDDLEWARE.insert(3, "config.api.middleware.TracingMiddleware")  # noqa: F405 - after the request's id and the probes
+    MIDDLEWARE.insert(2, "config.api.middleware.TracingMiddleware")  # noqa: F405 - after the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]

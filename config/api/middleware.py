@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth import middleware as auth
 from django.contrib.messages import middleware as messages
 from django.contrib.sessions import middleware as sessions
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from config.api import metrics_page, probes, ratelimit
 from config.api.errors import error_response, is_api_path, plain_response
@@ -47,20 +47,6 @@ class RequestIdMiddleware(Middleware):
     def process_view(self, request: HttpRequest, view: object, args: object, kwargs: dict[str, Any]) -> None:
         if is_plausible_id(run_id := kwargs.get("runId", "")):
             logs.run_id.set(run_id)
-
-
-class HeadMiddleware(Middleware):
-    """An answer to HEAD has the headers of the answer to GET and no body. A server would log a body as a fault."""
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        response = self.get_response(request)
-        if request.method == "HEAD":
-            if isinstance(response, HttpResponse) and response.content:
-                response.headers.setdefault("Content-Length", str(len(response.content)))
-                response.content = b""
-            elif isinstance(response, StreamingHttpResponse):
-                response.streaming_content = ()
-        return response
 
 
 class TracingMiddleware(Middleware):

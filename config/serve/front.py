@@ -161,6 +161,9 @@ class Front:
             # A response that a library has wrapped, and that is not known to be whole, may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
                 body = Parts(self.threads, response)
+                if environ["REQUEST_METHOD"] == "HEAD":  # the server leaves out the other bodies
+                    body.close()
+                    return Answer(status, headers, parts=body)
                 return Answer(status, headers, next(body.parts, b""), body)
             content = b"".join(response)
             close(response)

@@ -5,7 +5,6 @@ import logging
 
 import pytest
 from django.contrib.sessions.backends.db import SessionStore
-from django.core.handlers.wsgi import WSGIHandler
 from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import Client
@@ -86,33 +85,6 @@ def test_headers_that_are_too_large_have_their_own_code(rf, surface):
     answer = server(rf.get(f"/api/{surface}/runs"))
     assert answer["Content-Type"] == "application/json"
     assert json.loads(answer.content)["error"]["code"] == "HEADERS_TOO_LARGE"
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/api/v1/me", 200),
-        ("/api/v1/nothing", 404),
-        ("/api/public/v1/runs", 401),
-        ("/api/mcp", 401),
-        ("/api/fail/crash", 500),
-        ("/api/fail/html", 418),
-        ("/fail/html", 418),
-        ("/nothing", 404),
-        ("/files/a/b/c", 404),
-        ("/uploads/x", 405),
-        ("/admin/login/", 200),
-        ("/metrics", 401),
-        ("/livez", 200),
-    ],
-)
-def test_an_answer_to_head_has_the_headers_only(session, rf, path, status):
-    """Servers log a warning for a body. Django's test client would drop it."""
-    token = {"HTTP_AUTHORIZATION": session._credentials["HTTP_AUTHORIZATION"]}
-    head, get = (WSGIHandler().get_response(rf.generic(method, path, **token)) for method in ("HEAD", "GET"))
-    assert (head.status_code, get.status_code) == (status, status)
-    assert (head.content, bool(get.content)) == (b"", True)
-    assert head["Content-Length"] == str(len(get.content))
 
 
 def test_a_database_that_is_away_is_503_outside_the_framework(anyone):

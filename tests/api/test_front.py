@@ -41,10 +41,10 @@ class Client:
             await asyncio.Event().wait()
         self.sent.append(message)
 
-    async def call(self, app: Front, address: str = "127.0.0.1") -> tuple[int, bytes]:
+    async def call(self, app: Front, address: str = "127.0.0.1", method: str = "POST") -> tuple[int, bytes]:
         scope = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "raw_path": b"/",
             "query_string": b"",
             "headers": self.headers,
@@ -163,9 +163,9 @@ class Parts:
         self.closed += 1
 
 
-def called(client: Client, body: Parts) -> None:
+def called(client: Client, body: Parts, method: str = "POST") -> None:
     app = Front(lambda environ, start: start("200 OK", []) or body)
-    asyncio.run(client.call(app))
+    asyncio.run(client.call(app, method=method))
     app.threads.shutdown()
 
 
@@ -184,6 +184,13 @@ def test_a_body_that_fails_is_closed_and_has_no_end() -> None:
     called(client, body)
     assert body.closed == 1
     assert client.sent[-1]["more_body"] is True
+
+
+def test_a_body_is_not_made_for_head() -> None:
+    body, client = Parts(3), Client(b"", length=0, seconds=0.5)
+    called(client, body, "HEAD")
+    assert (body.taken, body.closed) == (0, 1)
+    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 def test_an_error_outside_of_django_is_500() -> None:

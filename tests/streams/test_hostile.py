@@ -102,6 +102,37 @@ def titles(streams: StreamStack) -> list[str | None]:
     return [chat["title"] for chat in streams.session().get("/chats?limit=100").json()["items"]]
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (b"/api/v1/me", 200),
+        (b"/api/v1/nothing", 404),
+        (b"/api/public/v1/runs", 401),
+        (b"/api/mcp", 401),
+        (b"/api/schema", 200),
+        (b"/nothing", 404),
+        (b"/files/a/b/c", 404),
+        (b"/uploads/x", 405),
+        (b"/admin/login/", 200),
+        (b"/static/staff/staff.css", 200),
+        (b"/metrics", 401),
+        (b"/livez", 200),
+    ],
+)
+def test_an_answer_to_head_has_the_headers_only(
+    streams: StreamStack, server: tuple[str, int], path: bytes, status: int
+) -> None:
+    lengths = []
+    for method in (b"HEAD", b"GET"):
+        with socket.create_connection(server, timeout=20) as connection:
+            connection.sendall(head(streams, path=path, method=method))
+            first, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d " % status)
+        assert bool(body) == (method == b"GET")
+        lengths.append(re.findall(rb"(?i)content-length: (\d+)", first))
+    assert lengths[0] == lengths[1] == [b"%d" % len(body)]
+
+
 def test_a_chunked_body_is_read(streams: StreamStack, server: tuple[str, int]) -> None:
     parts = chunked(TITLE[:7], TITLE[7:]) + b"0\r\n\r\n"
     status, answer = send(server, head(streams, CHUNKED) + parts)
