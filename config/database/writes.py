@@ -8,10 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from itertools import chain
 from typing import Any, Self
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 
 from config.database.protected import Key, require_key
@@ -30,11 +28,9 @@ class Writes:
 
     def __init__(self) -> None:
         self.guards = 1
-        # Each ends with its WHERE clause.
-        self.statements: list[str] = []
-        self.values: list[list[Any]] = []
+        # The SQL, its values, and what is called if it changed a row.
+        self.statements: list[tuple[str, Sequence[Any], Callable[[], None] | None]] = []
         self.inserted: list[models.Model] = []
-        self.listeners: list[tuple[int, Callable[[], None]]] = []
 
     def insert(self, *rows: models.Model) -> None:
         """INSERT rows of one model, without the database defaults of their columns and without reading their keys."""
@@ -51,29 +47,23 @@ class Writes:
         """
         require_key(model, changes, key)
         db = connections[DEFAULT_DB_ALIAS]
-        fields = _fields(model)
-        if unknown := {*changes, *where} - set(fields):
-            raise FieldDoesNotExist(f"{model.__name__} has no fields {', '.join(sorted(unknown))}")
-        values = [fields[name].get_db_prep_save(value, db) for name, value in changes.items()]
-        conditions, found = _found(model, where)
-        self.execute(_update(model, tuple(changes), conditions), values + found)
+        fields: list[Any] = [model._meta.get_field(name) for name in changes]
+        assignments = ", ".join(f'"{field.column}" = %s' for field in fields)
+        values = [field.get_db_prep_save(value, db) for field, value in zip(fields, changes.values(), strict=True)]
+        conditions, known = _conditions(model, where)
+        self.execute(f'UPDATE "{model._meta.db_table}" SET {assignments} WHERE {conditions}', values + known)  # noqa: S608
 
     def lock(self, model: type[models.Model], where: Values) -> None:
         """Lock the rows whose fields have the values of ``where``, as an UPDATE does. For guards."""
-        conditions, found = _found(model, where)
-        self.execute(_lock(model, conditions), found)
+        conditions, known = _conditions(model, where)
+        self.execute(f'SELECT 1 FROM "{model._meta.db_table}" WHERE {conditions}', known)  # noqa: S608
 
     def execute(self, sql: str, values: Sequence[Any], then: Callable[[], None] | None = None) -> None:
         """Add any INSERT or UPDATE that ends with its WHERE clause. ``then`` is called if it changed a row."""
-        if then is not None:
-            self.listeners.append((len(self.statements), then))
-        self.statements.append(sql)
-        self.values.append(list(values))
+        self.statements.append((sql, values, then))
 
     def include(self, others: Self) -> None:
-        self.listeners += [(len(self.statements) + index, then) for index, then in others.listeners]
         self.statements += others.statements
-        self.values += others.values
         self.inserted += others.inserted
 
     @staticmethod
@@ -92,15 +82,15 @@ class Writes:
         if found := changed[self.guards - 1]:
             for row in self.inserted:
                 row._state.adding, row._state.db = False, DEFAULT_DB_ALIAS
-            for index, then in self.listeners:
-                if changed[index]:
+            for count, (_, _, then) in zip(changed, self.statements, strict=True):
+                if count and then is not None:
                     then()
         return found
 
     def _in_steps(self) -> list[int]:
         changed = [0] * len(self.statements)
         with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
-            for index, (sql, values) in enumerate(zip(self.statements, self.values, strict=True)):
+            for index, (sql, values, _) in enumerate(self.statements):
                 cursor.execute(sql, values)
                 changed[index] = len(cursor.fetchall()) if _is_lock(sql) else int(cursor.rowcount)
                 if index < self.guards and not changed[index]:
@@ -110,7 +100,8 @@ class Writes:
     def _at_once(self) -> list[int]:
         database: Any = connections[DEFAULT_DB_ALIAS]
         with database.raw_cursor() as cursor:  # the results are counts
-            cursor.execute(_numbered(tuple(self.statements), self.guards), list(chain.from_iterable(self.values)))
+            sql = _numbered(tuple(sql for sql, _, _ in self.statements), self.guards)
+            cursor.execute(sql, [value for _, values, _ in self.statements for value in values])
             return list(cursor.fetchone()) if len(self.statements) > 1 else [int(cursor.rowcount)]
 
 
@@ -139,17 +130,6 @@ def _insert(model: type[models.Model], rows: int) -> str:
     return f'INSERT INTO "{table}" ({columns}) SELECT * FROM (VALUES {values}) _ WHERE true'  # noqa: S608
 
 
-@lru_cache(maxsize=STATEMENTS_MAX)
-def _update(model: type[models.Model], changes: tuple[str, ...], conditions: str) -> str:
-    assignments = ", ".join(f'"{_fields(model)[name].column}" = %s' for name in changes)
-    return f'UPDATE "{model._meta.db_table}" SET {assignments} WHERE {conditions}'  # noqa: S608
-
-
-@lru_cache(maxsize=STATEMENTS_MAX)
-def _lock(model: type[models.Model], conditions: str) -> str:
-    return f'SELECT 1 FROM "{model._meta.db_table}" WHERE {conditions}'  # noqa: S608
-
-
 def _is_lock(sql: str) -> bool:
     return sql.startswith("SELECT")
 
@@ -170,22 +150,12 @@ def _numbered(statements: tuple[str, ...], guards: int) -> str:
     return "".join([first, *(f"${number}{part}" for number, part in enumerate(others, 1))])
 
 
-@lru_cache(maxsize=STATEMENTS_MAX)
-def _conditions(model: type[models.Model], where: tuple[tuple[str, bool], ...]) -> str:
-    """``where``: names of fields, each with whether it is NULL."""
-    columns = ((_fields(model)[name].column, is_null) for name, is_null in where)
-    return " AND ".join(f'"{column}" {"IS NULL" if is_null else "= %s"}' for column, is_null in columns)
-
-
-def _found(model: type[models.Model], where: Values) -> tuple[str, list[Any]]:
-    db, fields = connections[DEFAULT_DB_ALIAS], _fields(model)
-    conditions = _conditions(model, tuple((name, value is None) for name, value in where.items()))
-    return conditions, [fields[name].get_db_prep_value(value, db) for name, value in where.items() if value is not None]
-
-
-@cache
-def _fields(model: type[models.Model]) -> dict[str, models.Field]:
-    return {field.attname: field for field in model._meta.concrete_fields}
+def _conditions(model: type[models.Model], where: Values) -> tuple[str, list[Any]]:
+    """SQL for "the fields have these values", and its parameters."""
+    db = connections[DEFAULT_DB_ALIAS]
+    fields: list[tuple[Any, Any]] = [(model._meta.get_field(name), value) for name, value in where.items()]
+    tests = (f'"{field.column}" {"IS NULL" if value is None else "= %s"}' for field, value in fields)
+    return " AND ".join(tests), [field.get_db_prep_value(value, db) for field, value in fields if value is not None]
 
 
 @cache
