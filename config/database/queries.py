@@ -22,9 +22,8 @@ class _Statement:
     sql: str
     # The parameters: each is the index of an argument, or, if that is None, a constant.
     template: tuple[tuple[int | None, Any], ...]
-    # The columns of a row: names of the model's fields, annotations with their index, and converters of values.
+    # The names of a row's columns, as far as they are kept, and converters of values.
     names: tuple[str, ...]
-    annotations: tuple[tuple[str, int], ...]
     converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]
 
 
@@ -58,8 +57,6 @@ class CompiledQuery(Generic[M]):
         instance, state = self.model.__new__(self.model), ModelState()
         state.db, state.adding = database.alias, False
         vars(instance).update(zip(statement.names, row, strict=False), _state=state)
-        for name, index in statement.annotations:
-            vars(instance)[name] = row[index]
         return instance
 
     def _compile(self) -> _Statement:
@@ -72,14 +69,15 @@ class CompiledQuery(Generic[M]):
         if {index for index, _ in template if index is not None} != set(range(len(marks))):
             raise TypeError("every argument must be a value that the query compares")
         expressions = [column for column, _, _ in compiler.select or ()]
+        # Django selects the model's own fields, then annotations, and then the fields of related models.
         own = [expressions[index].target.attname for index in (compiler.klass_info or {})["select_fields"]]
+        names = (*own, *(compiler.annotation_col_map or ()))
         converters = compiler.get_converters(expressions)
         if connection.vendor == "postgresql":
             sql = _with_fixed_types(sql, [expression.output_field.db_type(connection) for expression in expressions])
         self.model = queryset.model
-        annotations = tuple((compiler.annotation_col_map or {}).items())
         conversions = tuple((index, *found) for index, found in sorted(converters.items()))
-        statement = _Statement(sql, template, tuple(own), annotations, conversions)
+        statement = _Statement(sql, template, names, conversions)
         self.statements[connection.vendor] = statement
         return statement
 
