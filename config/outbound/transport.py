@@ -9,9 +9,9 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -97,7 +97,8 @@ class Exchange:
         while True:
             started = time.monotonic()
             try:
-                self.response = await _session(allow_private, reuse).request(
+                session = session_for((allow_private, reuse), partial(_new_session, allow_private, reuse))
+                self.response = await session.request(
                     method,
                     URL(target.url, encoded=True),  # so that aiohttp changes nothing
                     data=body,
@@ -118,11 +119,10 @@ class Exchange:
         """The body as it arrives, until ``complete`` or over ``max_bytes``. Raises RequestFailed if it breaks off."""
         response: Any = self.response
         left = max_bytes + 1
-        allowance = allowance_of(response.connection.transport if response.connection else None)
         try:
             while left and (part := await response.content.read(left)):
                 left -= len(part)
-                allowance.earn(len(part))
+                earn(response, len(part))
                 yield part
         except aiohttp.ClientError:
             raise RequestFailed("The connection broke during the answer.") from None
@@ -132,11 +132,10 @@ class Exchange:
 
     def close(self) -> None:
         """Abort an unfinished connection: aiohttp's ``close`` would wait for ever for a receiver that does not read."""
-        # Otherwise the value in ``_used_by`` would refer to its weak key, and keep it alive.
         connection, self.connection = self.connection, None
         # aiohttp releases a connection when the whole answer has arrived: another exchange may use it already.
-        if connection is not None and _used_by.get(connection) is self:
-            del _used_by[connection]
+        if connection is not None and (used := _socket_of(connection)) is not None and used.exchange is self:
+            used.exchange = None
             if not self.complete or connection.get_write_buffer_size():
                 connection.abort()
         if self.response is not None:
@@ -161,35 +160,28 @@ class Exchange:
         return RequestFailed("The host could not be reached." if connecting else "The answer was not HTTP.")
 
 
-class Allowance:
-    """Each byte that is read costs one; each byte of content earns two: itself, and one of its framing."""
-
-    def __init__(self) -> None:
-        self.left = SPARE_BYTES
-
-    def spend(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
-            raise ConnectionAbortedError("The answer carries too little.")
-
-    def earn(self, count: int) -> None:
-        self.left += 2 * count
-
-
 class CountedSocket(socket.socket):
-    """A socket that reads at most READ_BYTES at once and ends when its allowance does."""
+    """Reads at most READ_BYTES at once. Each byte that is read costs one of ``left``; each byte of content earns two:
+    itself, and one of its framing.
+    """
 
-    allowance: Allowance
+    left = SPARE_BYTES
+    exchange: Exchange | None = None  # the one that uses it now
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         data = super().recv(min(bufsize, READ_BYTES), flags)
-        self.allowance.spend(len(data))
+        self._spend(len(data))
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         count = super().recv_into(buffer, min(nbytes or len(buffer), READ_BYTES), flags)
-        self.allowance.spend(count)
+        self._spend(count)
         return count
+
+    def _spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ConnectionAbortedError("The answer carries too little.")
 
 
 _sockets: WeakValueDictionary[int, CountedSocket] = WeakValueDictionary()
@@ -197,29 +189,32 @@ _sockets: WeakValueDictionary[int, CountedSocket] = WeakValueDictionary()
 
 def counted_socket(target: tuple[Any, ...]) -> socket.socket:
     """aiohttp's ``socket_factory``."""
-    family, kind, protocol, _, _ = target
-    found = CountedSocket(family, kind, protocol)
-    found.allowance = Allowance()
+    found = CountedSocket(*target[:3])
     _sockets[found.fileno()] = found
     return found
 
 
-def allowance_of(transport: asyncio.BaseTransport | None) -> Allowance:
-    """The allowance of the present request on a connection; an unused one if the connection is closed."""
+def _socket_of(transport: asyncio.BaseTransport | None) -> CountedSocket | None:
+    """The socket of a connection; None if it is closed."""
     known = transport.get_extra_info("socket") if transport is not None else None
-    found = _sockets.get(known.fileno()) if known is not None else None
-    return found.allowance if found is not None else Allowance()
+    return _sockets.get(known.fileno()) if known is not None else None
+
+
+def earn(response: aiohttp.ClientResponse, count: int) -> None:
+    """Record bytes of an answer's content. After the whole answer has arrived, they need no record."""
+    if response.connection is not None and (found := _socket_of(response.connection.transport)) is not None:
+        found.left += 2 * count
 
 
 class CountedRequest(aiohttp.ClientRequest):
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        allowance_of(conn.transport).left = SPARE_BYTES
+        if (found := _socket_of(conn.transport)) is not None:
+            found.left = SPARE_BYTES
         return await super().send(conn)
 
 
 # The exchange of the request that the current task opens.
 _exchange: ContextVar[Exchange] = ContextVar("exchange")
-_used_by: WeakKeyDictionary[asyncio.BaseTransport, Exchange] = WeakKeyDictionary()
 
 
 class _Resolver(AbstractResolver):
@@ -248,8 +243,10 @@ def _socket(target: tuple[Any, ...]) -> socket.socket:
 
 class _Request(CountedRequest):
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        exchange = _used_by[conn.transport] = _exchange.get()
+        exchange = _exchange.get()
         exchange.connection = conn.transport
+        if (used := _socket_of(conn.transport)) is not None:
+            used.exchange = exchange
         return await super().send(conn)
 
 
@@ -263,25 +260,25 @@ async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
         raise RequestFailed(CLOSED_WITHOUT_ANSWER) from None
 
 
-# By event loop and (allow_private, reuse): requests to public addresses share no connection with others.
-_sessions: WeakKeyDictionary[Any, dict[tuple[bool, bool], aiohttp.ClientSession]] = WeakKeyDictionary()
+# By event loop, to which connections belong, and by the kind of the session.
+_sessions: WeakKeyDictionary[Any, dict[Hashable, aiohttp.ClientSession]] = WeakKeyDictionary()
 
 
-def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
+def session_for(kind: Hashable, new: Callable[[], aiohttp.ClientSession]) -> aiohttp.ClientSession:
+    """The running loop's session of this kind. Sessions of different kinds share no connection."""
     sessions = _sessions.setdefault(asyncio.get_running_loop(), {})
-    session = sessions.get((allow_private, reuse))
-    if session is None:
-        connector = aiohttp.TCPConnector(
-            resolver=_Resolver(allow_private),
-            socket_factory=counted_socket if allow_private else _socket,
-            use_dns_cache=False,
-            limit=0,  # the callers have their own limits
-            **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
-        )
-        session = sessions[allow_private, reuse] = new_session(
-            connector, _Request, middlewares=(_never_resend,), skip_auto_headers=SKIPPED_DEFAULT_HEADERS
-        )
-    return session
+    return sessions.get(kind) or sessions.setdefault(kind, new())
+
+
+def _new_session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        resolver=_Resolver(allow_private),
+        socket_factory=counted_socket if allow_private else _socket,
+        use_dns_cache=False,
+        limit=0,  # the callers have their own limits
+        **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
+    )
+    return new_session(connector, _Request, middlewares=(_never_resend,), skip_auto_headers=SKIPPED_DEFAULT_HEADERS)
 
 
 def new_session(
@@ -293,7 +290,8 @@ def new_session(
     return aiohttp.ClientSession(connector=connector, request_class=request_class, **options)
 
 
-async def _close() -> None:
+async def close_sessions() -> None:
+    """Close the running loop's connections. A later request opens new ones."""
     for session in _sessions.pop(asyncio.get_running_loop(), {}).values():
         await session.close()
 
@@ -303,7 +301,7 @@ def _close_at_exit() -> None:
     """aiohttp logs an error for each session that is open at the end of the process."""
     if shared.loop in _sessions and shared.pid == os.getpid():
         with contextlib.suppress(TimeoutError):
-            shared.submit(_close()).result(CLOSE_SECONDS)
+            shared.submit(close_sessions()).result(CLOSE_SECONDS)
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ import time
 from django.conf import settings
 
 from config.database.retry import persist
+from config.outbound import transport
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
 from runs import catalogue, lifecycle, metrics
@@ -18,7 +19,7 @@ from runs.engine.heartbeat import Heartbeat
 from runs.engine.loop import execute
 from runs.engine.process import Process
 from runs.engine.session import Interruption, Session, claim, flush_forever
-from runs.llm.registry import aclose_all, preload
+from runs.llm.registry import preload
 from runs.models import Run, RunStatus, Worker
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Engine:
         await asyncio.gather(*tasks, self.contacts.close(), return_exceptions=True)
         await self.process.db(hand_over_all, self.process.worker_id)
         await self.process.model_places.ask()
-        await aclose_all()
+        await transport.close_sessions()
 
 
 def hand_over_all(worker_id: str) -> None:

@@ -168,7 +168,7 @@ class ModelError(Exception):
 
 
 class ModelClient(Protocol):
-    """A client of one server for one event loop. Its constructor takes the ``Server``."""
+    """A client of one server. Its constructor takes the ``Server``."""
 
     reads_files: bool  # whether requests need the content of attached files
 

@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from django.conf import settings
 
-from config.outbound.transport import CountedRequest, counted_socket, new_session, tls_context
+from config.outbound.transport import CountedRequest, counted_socket, new_session, session_for, tls_context
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 
@@ -21,29 +19,20 @@ DRAIN_SECONDS = 0.1  # the connection is used again if the end of the body follo
 # The time for the counts of tokens after the reason of an answer's end: some servers send them later.
 COUNTS_SECONDS = 2.0
 
-# By event loop: connections belong to the loop that opened them.
-_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-os.register_at_fork(after_in_child=_sessions.clear)
-
 
 def session() -> aiohttp.ClientSession:
     """The running loop's session. Staff configure the addresses of model servers: private ones are allowed. The caller
     limits the time of a request, and follows no redirects, which would send the key to another server.
     """
-    loop = asyncio.get_running_loop()
-    found = _sessions.get(loop)
-    if found is None:
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
-        )
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-        found = _sessions[loop] = new_session(connector, CountedRequest, timeout=timeout)
-    return found
+    return session_for("models", _new_session)
 
 
-async def aclose() -> None:
-    if found := _sessions.pop(asyncio.get_running_loop(), None):
-        await found.close()
+def _new_session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
+    )
+    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+    return new_session(connector, CountedRequest, timeout=timeout)
 
 
 class Deadlines:

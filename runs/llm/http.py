@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import aiohttp
 
 from config.kernel.jsontext import to_text
-from config.outbound.transport import allowance_of
+from config.outbound.transport import earn
 from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import base
@@ -285,7 +285,6 @@ class HttpModel(ABC):
     ) -> AsyncIterator[str]:
         """The texts of the answer. Some servers send a document instead of a stream, whatever their Content-Type is."""
         decoder, document = SseDecoder(), bytearray()
-        allowance = allowance_of(response.connection.transport if response.connection else None)
         read = events = 0
         chunks = response.content.iter_any()
         while not reader.ended and (chunk := await deadlines.next(chunks, reader.complete())) is not None:
@@ -295,12 +294,12 @@ class HttpModel(ABC):
                 piece = chunk[first : first + BYTES_AT_ONCE]
                 if document or (decoder.is_fresh and piece.lstrip()[:1] in (b"{", b"[")):
                     document += piece
-                    allowance.earn(len(piece))
+                    earn(response, len(piece))
                     if len(document) > DOCUMENT_MAX_BYTES:
                         raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is too long.")
                     continue
                 found = decoder.feed(piece)
-                allowance.earn(decoder.total_bytes - read)
+                earn(response, decoder.total_bytes - read)
                 read, events = decoder.total_bytes, events + len(found)
                 if events > EVENTS_MAX + reader.characters:
                     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")

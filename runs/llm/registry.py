@@ -1,13 +1,12 @@
-"""Each event loop's clients of the model servers, and the two requests by which staff check a server: the names of its
+"""The clients of the model servers, and the two requests by which staff check a server: the names of its
 models, and a model's answer. An adapter is imported at its first use, so that web processes do not load any.
 """
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.conf import settings
 from django.utils.module_loading import import_string
@@ -21,6 +20,7 @@ from runs.errors import FailureReason
 from runs.llm.base import ModelClient, ModelError, ModelRequest, TurnEnd, UserMessage
 from runs.llm.refusals import refused
 
+CLIENTS_MAX = 64  # a changed server has a new client
 QUESTION = "Answer with the word OK."
 OUTPUT_TOKENS = 16  # the smallest output limit that every provider accepts
 TEXT_MAX_CHARS = 500
@@ -28,21 +28,14 @@ TEXT_MAX_CHARS = 500
 LIST_MAX_BYTES = 4 * 1024 * 1024
 NAMES_MAX, NAME_MAX_CHARS = 500, 200
 
-# By event loop and by the server's name. A client is replaced when staff change its server.
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[Server, ModelClient]]] = WeakKeyDictionary()
-os.register_at_fork(after_in_child=_clients.clear)
 
-
+@lru_cache(maxsize=CLIENTS_MAX)
 def client_for(server: Server) -> ModelClient:
-    """The running loop's client of a server. Raises ModelError for a server that is not set up."""
-    clients = _clients.setdefault(asyncio.get_running_loop(), {})
-    known, client = clients.get(server.name, (None, None))
-    if client is None or known != server:
-        if problem := server.problem():
-            reason = FailureReason.PROVIDER_MISSING if server.has_key else FailureReason.PROVIDER_KEY_MISSING
-            raise ModelError(reason, detail=f"{server.name}: {problem}")
-        client = import_string(KINDS[server.kind].adapter)(server)
-        clients[server.name] = server, client
+    """The client of a server. Raises ModelError for a server that is not set up."""
+    if problem := server.problem():
+        reason = FailureReason.PROVIDER_MISSING if server.has_key else FailureReason.PROVIDER_KEY_MISSING
+        raise ModelError(reason, detail=f"{server.name}: {problem}")
+    client: ModelClient = import_string(KINDS[server.kind].adapter)(server)
     return client
 
 
@@ -50,14 +43,6 @@ def preload() -> None:
     """Import all adapters. Call it before the event loop runs."""
     for kind in KINDS.values():
         import_string(kind.adapter)
-
-
-async def aclose_all() -> None:
-    """Close the running loop's connections. A later request opens new ones."""
-    from runs.llm import connection  # here, because only processes that ask models need aiohttp
-
-    _clients.pop(asyncio.get_running_loop(), None)
-    await connection.aclose()
 
 
 @dataclass

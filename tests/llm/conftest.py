@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from config.outbound.transport import close_sessions
 from runs.catalogue.providers import KINDS
-from runs.llm.registry import aclose_all, client_for
+from runs.llm.registry import client_for
 from tests.llm.helpers import Heard, at, hear, model_of, request_of
 from tests.llm.model_server import ModelServer
 
@@ -34,7 +35,7 @@ def serve(provider: str) -> Callable[[Callable[[ModelServer], Awaitable[Any]]], 
                 try:
                     return await main(server)
                 finally:
-                    await aclose_all()
+                    await close_sessions()
 
         return asyncio.run(inner())
 

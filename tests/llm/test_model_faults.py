@@ -17,9 +17,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from config.outbound.transport import close_sessions
 from runs.errors import FailureReason as Reason
 from runs.llm.base import ModelError
-from runs.llm.registry import aclose_all, client_for
+from runs.llm.registry import client_for
 from tests.llm.helpers import KEY, Heard, at, hear, model_of, request_of
 from tests.llm.wire_formats import GREETING
 from tests.tiers import slow
@@ -145,7 +146,7 @@ async def ask(url: str, kind: str, wish: str) -> tuple[Heard | ModelError, Heard
         async with aiohttp.ClientSession(trust_env=False) as session, session.get(f"{url}/requests") as response:
             seen = await response.json()
     finally:
-        await aclose_all()
+        await close_sessions()
     return outcome, healthy, seen[-2:]
 
 
@@ -196,7 +197,7 @@ def test_a_refused_connection_is_unreachable(provider: str, caplog):
             try:
                 await hear(client_for(model.server), request_of("Hi", model=model))
             finally:
-                await aclose_all()
+                await close_sessions()
 
         with pytest.raises(ModelError) as caught:
             asyncio.run(main())

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from config.outbound.transport import close_sessions
 from runs.catalogue.providers import KINDS, Server
 from runs.errors import FailureReason
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, UserMessage
 from runs.llm.measure import measure, upper_bound
-from runs.llm.registry import aclose_all, client_for
+from runs.llm.registry import client_for
 from tests.llm.helpers import CALCULATE, Heard, hear, model_of, request_of
 from tests.llm.real_servers import litellm_proxy, llama_server
 from tests.llm.wire_formats import ENCRYPTED
@@ -35,7 +36,7 @@ def ask(server: Server, model: str, *messages: Any, **fields: Any) -> Heard:
                 client_for(server), request_of(*(messages or ("Say hello.",)), model=definition, **fields)
             )
         finally:
-            await aclose_all()
+            await close_sessions()
 
     return asyncio.run(main())
 
@@ -114,7 +115,7 @@ def test_llama_counts_before_a_request_no_less_than_after_it(llama_url: str) -> 
         try:
             return await client_for(server).count(request)
         finally:
-            await aclose_all()
+            await close_sessions()
 
     before, after = asyncio.run(ahead()), counted(server, request)
     assert before is not None
