@@ -112,8 +112,8 @@ async def _make(
     """Call the tool, and call it again while its server only asks for things that are declined."""
     name = definition.remote_name or definition.name
     # The SDK remembers the listed tools, because it repeats some arguments in headers.
-    async for tools in _pages(client):
-        if any(tool.name == name for tool in tools):
+    async for tool in _tools(client):
+        if tool.name == name:
             break
     else:
         raise tool_error(f"The server of {definition.name} has no tool {name}.")
@@ -149,14 +149,15 @@ async def _unchecked(name: str, result: CallToolResult) -> None:
 
 
 async def _all_tools(client: Client, transport: GuardedTransport) -> list[Tool]:
-    return [tool async for tools in _pages(client) for tool in tools]
+    return [tool async for tool in _tools(client)]
 
 
-async def _pages(client: Client) -> AsyncIterator[list[Tool]]:
+async def _tools(client: Client) -> AsyncIterator[Tool]:
     cursor: str | None = None
     for _ in range(LIST_PAGES_MAX):
         page = await client.list_tools(cursor=cursor)
-        yield page.tools
+        for tool in page.tools:
+            yield tool
         cursor = page.next_cursor
         if cursor is None:
             break

@@ -1,9 +1,10 @@
 """Translates the result of an MCP server's tool into a result of this service."""
 
 import base64
+from contextlib import suppress
+from typing import Any
 
-import mcp_types
-from mcp_types import CallToolResult, ContentBlock, EmbeddedResource, ImageContent, ResourceLink, TextContent
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, TextResourceContents
 
 from runs.tools.base import ToolDefinition, ToolImage, ToolResult, is_address, result_text, tool_error
 from runs.tools.files import image_of
@@ -13,20 +14,17 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
     """Text unchanged, links as addresses, images, and for other content only its type. Raises ToolFailure."""
     parts, urls, images = list[str](), list[str](), list[ToolImage]()
     for block in result.content:
-        if isinstance(block, TextContent):
-            parts.append(block.text)
-        elif isinstance(block, ResourceLink):
-            uri = str(block.uri)
-            if is_address(uri):
-                urls.append(uri)
-            parts.append(f"{block.title or block.name}: {uri}")
-        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, mcp_types.TextResourceContents):
-            parts.append(block.resource.text)
-        elif image := _image(block):
+        content = getattr(block, "resource", block)  # an embedded resource has the content of one
+        if isinstance(content, TextContent | TextResourceContents):
+            parts.append(content.text)
+        elif isinstance(content, ResourceLink):
+            uri = str(content.uri)
+            urls += [uri] if is_address(uri) else []
+            parts.append(f"{content.title or content.name}: {uri}")
+        elif image := _image(content):
             images.append(image)
         else:
-            kind = getattr(getattr(block, "resource", block), "mime_type", None) or block.type
-            parts.append(f"[{kind}, which is not text]")
+            parts.append(f"[{getattr(content, 'mime_type', None) or block.type}, which is not text]")
     if not parts and result.structured_content is not None:
         parts.append(result_text(definition.name, result.structured_content))
     text = "\n".join(parts)
@@ -35,15 +33,9 @@ def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResul
     return ToolResult(text, tuple(urls), images=tuple(images))
 
 
-def _image(block: ContentBlock) -> ToolImage | None:
-    """The image of a block, whose data is base64 text; None for other content."""
-    if isinstance(block, ImageContent):
-        data, kind = block.data, block.mime_type
-    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, mcp_types.BlobResourceContents):
-        data, kind = block.resource.blob, block.resource.mime_type or ""
-    else:
-        return None
-    try:
-        return image_of(base64.b64decode(data, validate=True), kind)
-    except ValueError:
-        return None
+def _image(content: Any) -> ToolImage | None:
+    """The image of a content whose data is base64 text; None for other content."""
+    data = content.data if isinstance(content, ImageContent) else getattr(content, "blob", "")
+    with suppress(ValueError):
+        return image_of(base64.b64decode(data, validate=True), getattr(content, "mime_type", None) or "")
+    return None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
@@ -189,12 +189,10 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
     except TooLarge as error:
         raise tool_error(f"{definition.name}: {error}") from None
     kind = answer.headers.get("Content-Type", "").lower()
-    texts = _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]
-    for text in texts:
-        try:
+    for text in _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]:
+        message: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
         if not isinstance(message, dict) or message.get("id") not in (1, None):
             continue
         if isinstance(message.get("error"), dict):
@@ -204,12 +202,7 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
     raise Away(f"no answer of the protocol, with HTTP status {answer.status}")
 
 
-def _events(body: bytes) -> list[bytes]:
-    lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    events: list[list[bytes]] = [[]]
-    for line in lines:
-        if not line:
-            events.append([])
-        elif line.startswith(b"data:"):
-            events[-1].append(line[5:].removeprefix(b" "))
-    return [b"\n".join(event) for event in events if event]
+def _events(body: bytes) -> Iterator[bytes]:
+    """The data of each event."""
+    for event in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+        yield b"\n".join(line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:"))
