@@ -62,7 +62,8 @@ def parse_value(
         if has_more_values(text, values):
             raise _Invalid(f"has more than {values} values")
         # Before parsing, because the depth at which the parser fails depends on the thread's stack.
-        _check_depth(text)
+        if is_deeper(text, API_MAX_JSON_DEPTH):
+            raise _Invalid(f"is nested more than {API_MAX_JSON_DEPTH} levels deep")
         value = json.loads(
             text, object_pairs_hook=_object, parse_float=_decimal, parse_int=_integer, parse_constant=_refuse_constant
         )
@@ -101,13 +102,12 @@ def _outside_of_texts(plain: str) -> str:
     return "".join(plain.split('"')[::2])
 
 
-def _check_depth(text: str) -> None:
-    deepest = API_MAX_JSON_DEPTH
-    if text.count("[") + text.count("{") <= deepest:
-        return
+def is_deeper(text: str, most: int) -> bool:
+    """Whether JSON text has more than ``most`` levels of objects and lists. Counted as in ``has_more_values``."""
+    if text.count("[") + text.count("{") <= most:
+        return False
     brackets = _outside_of_texts(_without_escapes(text)).encode("utf-8", "replace").translate(None, _NO_BRACKETS)
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > deepest:
-        raise _Invalid(f"is nested more than {deepest} levels deep")
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > most
 
 
 def require_text(value: Any, *, subject: str = "The body") -> None:

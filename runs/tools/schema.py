@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from config.kernel.errors import RateLimited
-from config.kernel.jsontext import MalformedJSON, dumps, parse_object, to_text
+from config.kernel.jsontext import MalformedJSON, dumps, is_deeper, parse_object, to_text
 from runs.errors import CallError
 from runs.tools.base import ToolDefinition, ToolFailure, clean_text, tool_error
 
@@ -104,20 +104,12 @@ def check_sent_schema(schema: dict[str, Any]) -> None:
     """Check a schema of a request. Raises ValueError with a message for people. Waits for another process."""
     if str(schema.get("$schema", DRAFTS[0])).removesuffix("#") not in DRAFTS:
         raise ValueError(f"The schema follows Draft 2020-12: leave $schema out, or use {DRAFTS[0]}.")
-    if _depth(schema) > OUTPUT_SCHEMA_MAX_DEPTH:
+    text = to_text(schema)
+    if is_deeper(text, OUTPUT_SCHEMA_MAX_DEPTH):
         raise ValueError(f"The schema is nested more than {OUTPUT_SCHEMA_MAX_DEPTH} levels deep.")
-    if len(to_text(schema).encode()) > OUTPUT_SCHEMA_MAX_BYTES:
+    if len(text.encode()) > OUTPUT_SCHEMA_MAX_BYTES:
         raise ValueError(f"The schema may have at most {OUTPUT_SCHEMA_MAX_BYTES} bytes.")
     check_schema(schema)
-
-
-def _depth(value: Any) -> int:
-    """The levels of objects and lists within each other."""
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, (dict, list))]:
-        depth += 1
-        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
-    return depth
 
 
 def read_schema(given: Any) -> dict[str, Any]:
