@@ -25,23 +25,16 @@ TOKEN_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 # The types of images that models accept, with the endings of their file names.
 IMAGE_TYPES = {"image/gif": "gif", "image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
-CONTENT_TYPES = {ending: kind for kind, ending in IMAGE_TYPES.items()} | {
-    "csv": "text/csv; charset=utf-8",
-    "htm": "text/html; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "json": "application/json",
-    "md": "text/markdown; charset=utf-8",
-    "svg": "image/svg+xml",
-    "txt": "text/plain; charset=utf-8",
-    "xml": "application/xml",
-}
+TEXT_TYPES = {"csv": "csv", "htm": "html", "html": "html", "md": "markdown", "txt": "plain"}
+CONTENT_TYPES = {ending: kind for kind, ending in IMAGE_TYPES.items()}
+CONTENT_TYPES |= {ending: f"text/{kind}; charset=utf-8" for ending, kind in TEXT_TYPES.items()}
+CONTENT_TYPES |= {"json": "application/json", "svg": "image/svg+xml", "xml": "application/xml"}
 
 
 def is_file_name(name: str) -> bool:
     """Whether ``name`` is a valid file name on every system: one path component of letters, digits and a few signs."""
-    if len(name) > FILE_NAME_MAX_CHARS or len(name.encode("utf-8", "replace")) > FILE_NAME_MAX_BYTES:
-        return False
-    return FILE_NAME_PATTERN.fullmatch(name) is not None
+    is_short = len(name) <= FILE_NAME_MAX_CHARS and len(name.encode("utf-8", "replace")) <= FILE_NAME_MAX_BYTES
+    return is_short and FILE_NAME_PATTERN.fullmatch(name) is not None
 
 
 async def store_file(context: ToolContext, file_name: str, content: bytes) -> str:

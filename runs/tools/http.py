@@ -164,13 +164,15 @@ def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
         answer = parse_value(answered.body, values=VALUES_MAX, any_text=True)
     except MalformedJSON:
         answer = decoded(answered.body, answered.headers.get("Content-Type", ""))
-    if not isinstance(answer, dict) or "result" not in answer:
-        answer = {"result": answer}
     return read_result(definition.name, definition.price, answer)
 
 
-def read_result(name: str, price: int, answer: Mapping[str, Any]) -> ToolResult:
-    """``{result, resultUrls?, creditUsed?}`` of a tool whose calls cost at most ``price``. Raises ToolFailure."""
+def read_result(name: str, price: int, answer: Any) -> ToolResult:
+    """``{result, resultUrls?, creditUsed?}`` of a tool whose calls cost at most ``price``; any other value is the
+    result itself. Raises ToolFailure.
+    """
+    if not isinstance(answer, dict) or "result" not in answer:
+        answer = {"result": answer}
     urls, credits, used = answer.get("resultUrls") or [], answer.get("creditUsed"), None
     if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
         raise tool_error(f"{name} answered with resultUrls that are not an array of strings.")
@@ -235,7 +237,7 @@ def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> T
     if kinds == ["progress"]:
         return _progress(value["progress"])
     try:
-        return base.clean_result(read_result(name, price, value if kinds else {"result": value}))
+        return base.clean_result(read_result(name, price, value))
     except ToolFailure as failure:
         raise ValidationFailed({"result": [failure.message]}) from None
 

@@ -5,6 +5,7 @@ as JSON text until the call has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -104,16 +105,12 @@ def is_storable(text: str, limit: int) -> bool:
 
 def _form(key: str, request: Any) -> Question | None:
     """The question of a form elicitation; None for other requests, and for a form that cannot be shown or checked."""
-    if not isinstance(request, dict) or request.get("method") != "elicitation/create":
-        return None
-    given = request.get("params")
-    if not isinstance(given, dict) or given.get("mode", "form") != "form":
-        return None
-    text, schema = given.get("message"), given.get("requestedSchema")
-    text = clean_text(text).strip() if isinstance(text, str) else ""
-    try:
-        parsed = read_schema(schema)
-    except ValueError:
-        return None
-    is_short = len(to_text(parsed).encode()) <= QUESTION_SCHEMA_MAX_BYTES
-    return Question(key, shorten(text, QUESTION_MAX_CHARS), parsed) if text and is_short else None
+    match request:
+        case {"method": "elicitation/create", "params": {"message": str(text), "requestedSchema": schema, **others}}:
+            text = clean_text(text).strip()
+            with suppress(ValueError):
+                parsed = read_schema(schema)
+                is_short = len(to_text(parsed).encode()) <= QUESTION_SCHEMA_MAX_BYTES
+                if text and is_short and others.get("mode", "form") == "form":
+                    return Question(key, shorten(text, QUESTION_MAX_CHARS), parsed)
+    return None

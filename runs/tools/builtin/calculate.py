@@ -91,13 +91,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Decimal, Decimal], Decimal]] = {
     ast.Mod: lambda left, right: left - right * _floor(left, right),  # has the sign of ``right``
     ast.Pow: _power,
 }
-FUNCTIONS: dict[str, Callable[..., Decimal]] = {
-    "sqrt": Decimal.sqrt,
-    "round": _round,
-    "min": min,
-    "max": max,
-    "abs": abs,
-}
+FUNCTIONS: dict[str, Any] = {"sqrt": Decimal.sqrt, "round": _round, "min": min, "max": max, "abs": abs}
 
 TOOL = BuiltinTool(
     name="calculate",
