@@ -185,9 +185,8 @@ def _start_run(
     ``name@3``; it gives what the other arguments leave out. ``tools`` and ``max_credits`` cannot exceed the agent's.
     ``replaces`` is the id of a run. Without a ``message``, the new run gets the message and attachments of that run.
     """
-    given = catalogue.find_agent(agent) if agent is not None else None
     own = [tool["name"] for tool in columns.get("client_tools") or ()]
-    catalogue.check_offered(agent, given, model, tools, own)
+    given = catalogue.check_offered(agent, model, tools, own)
     replaced = _replaced(chat, replaces, on_active_run) if replaces is not None else None
     before = replaced.user_message_id if replaced is not None else None
     if message is None:

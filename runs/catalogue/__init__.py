@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -33,11 +33,10 @@ class Catalogue:
     models: dict[str, ModelDefinition]
     tools: dict[str, ToolDefinition]
     # By model, also for disabled models: runs that use a disabled model continue with its fallbacks.
-    fallbacks: dict[str, list[str]] = field(default_factory=dict)
-    agents: dict[str, AgentVersion] = field(default_factory=dict)
-    # By kind (``agent`` or ``model``) and name.
-    typical: dict[tuple[str, str], TypicalCredits] = field(default_factory=dict)
-    read_at: float = 0.0
+    fallbacks: dict[str, list[str]]
+    agents: dict[str, AgentVersion]
+    typical: dict[tuple[str, str], TypicalCredits]  # by kind (``agent`` or ``model``) and name
+    read_at: float
 
     def model(self, name: str | None) -> ModelDefinition | None:
         """The enabled model with this name; for None, the default model."""
@@ -62,7 +61,8 @@ class Catalogue:
 
 _lock = threading.Lock()
 _refreshing = threading.Lock()
-_current: Catalogue | None = None
+NOTHING = Catalogue({}, {}, {}, {}, {}, read_at=-math.inf)
+_current = NOTHING
 _forgotten_at = 0.0
 
 
@@ -71,8 +71,8 @@ def read() -> Catalogue:
     meanwhile the other threads use the older ones, up to twice that age.
     """
     current = _current
-    age = math.inf if current is None else time.monotonic() - current.read_at
-    if current is None or age > 2 * MAX_AGE_SECONDS:
+    age = time.monotonic() - current.read_at
+    if age > 2 * MAX_AGE_SECONDS:
         return refresh()
     if age > MAX_AGE_SECONDS and _refreshing.acquire(blocking=False):
         try:
@@ -84,7 +84,7 @@ def read() -> Catalogue:
 
 def remembered() -> Catalogue:
     """The cached catalogue, however old: for a worker's event loop, which must not query the database."""
-    return _current if _current is not None else Catalogue({}, {})
+    return _current
 
 
 def refresh() -> Catalogue:
@@ -101,7 +101,7 @@ def refresh() -> Catalogue:
     )
     with _lock:
         # Another thread may have started its read later, or changed a row meanwhile: then its catalogue is newer.
-        if started > _forgotten_at and (_current is None or _current.read_at < started):
+        if started > _forgotten_at and started > _current.read_at:
             _current = current
     return current
 
@@ -166,12 +166,11 @@ def version_of(reference: str | None) -> AgentVersion | None:
     return _version(name, int(number))
 
 
-def check_offered(
-    agent: str | None, given: AgentVersion | None, model: str | None, tools: list[str] | None, own: list[str]
-) -> None:
-    """Raises ValidationFailed if the run names an agent, model or tool that is not offered to it, or if a tool of its
-    ``own`` has the name of one of the service's.
+def check_offered(agent: str | None, model: str | None, tools: list[str] | None, own: list[str]) -> AgentVersion | None:
+    """The version of the run's agent. Raises ValidationFailed if the run names an agent, model or tool that is not
+    offered to it, or if a tool of its ``own`` has the name of one of the service's.
     """
+    given = find_agent(agent) if agent is not None else None
     offered = read()
     agents_model = given.model if given is not None and model is None else None
     if offered.model(agents_model or model) is None or not offered.tools.keys() >= set(tools or ()):
@@ -198,6 +197,7 @@ def check_offered(
             problems[f"clientTools.{index}.name"] = [f"The service has a tool named {name}."]
     if problems:
         raise ValidationFailed(problems)
+    return given
 
 
 @lru_cache(maxsize=VERSIONS_KEPT)
@@ -238,5 +238,5 @@ def forget() -> None:
     """Drop this process's cache; the next use reads the rows. Other processes do so within MAX_AGE_SECONDS."""
     global _current, _forgotten_at
     with _lock:
-        _current, _forgotten_at = None, time.monotonic()
+        _current, _forgotten_at = NOTHING, time.monotonic()
     _version.cache_clear()

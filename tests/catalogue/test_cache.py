@@ -1,5 +1,6 @@
 """The catalogue that a process keeps in memory."""
 
+import dataclasses
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,8 @@ def test_one_thread_reads_an_old_catalogue_and_only_then_do_others_wait(
 ) -> None:
     """``age`` is in units of the age at which a catalogue is read again."""
     monkeypatch.setattr(catalogue, "MAX_AGE_SECONDS", 600.0)
-    old = catalogue.Catalogue({}, {}, read_at=time.monotonic() - age * 600)
-    new = catalogue.Catalogue({}, {}, read_at=time.monotonic())
+    old = dataclasses.replace(catalogue.NOTHING, read_at=time.monotonic() - age * 600)
+    new = dataclasses.replace(catalogue.NOTHING, read_at=time.monotonic())
     reads, begun, done = [], threading.Event(), threading.Event()
 
     def slow_refresh() -> catalogue.Catalogue:
