@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from django.core.validators import RegexValidator
 from django.db import transaction
 from django.db.models import Max
 from rest_framework import serializers
@@ -45,7 +46,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
     with transaction.atomic():
         # If two callers create the agent at the same time, there is one row; its lock gives each version its number.
         Agent.objects.get_or_create(name=name, defaults=shown)
-        agent = _lock(name)
+        agent = Agent.objects.select_for_update(no_key=True).get(name=name)
         current = AgentVersion.objects.filter(agent=agent, number=agent.version).first()
         changed = [column for column, value in shown.items() if getattr(agent, column) != value]
         others = [column for column, value in version.items() if current is None or differs(current, column, value)]
@@ -68,14 +69,10 @@ def differs(current: AgentVersion, column: str, value: Any) -> bool:
 def choose(name: str, number: int) -> Agent:
     """Make an existing version the current one. Raises AgentVersion.DoesNotExist."""
     with transaction.atomic():
-        agent = _lock(name)
+        agent = Agent.objects.select_for_update(no_key=True).get(name=name)
         AgentVersion.objects.only("pk").get(agent=agent, number=number)
         _change(agent, version=number)
     return agent
-
-
-def _lock(name: str) -> Agent:
-    return Agent.objects.select_for_update(no_key=True).get(name=name)
 
 
 def _change(agent: Agent, **columns: Any) -> None:
@@ -88,7 +85,7 @@ def _change(agent: Agent, **columns: Any) -> None:
 class Columns(serializers.Serializer):
     """The rules of each column of an agent and its versions. Amounts are micro-credits."""
 
-    name = Text()
+    name = Text(validators=[RegexValidator(rf"\A{rules.TOOL_NAME.pattern}\Z", "Use 1 to 64 letters, digits, _ and -.")])
     display_name = Text(max_length=DISPLAY_NAME_MAX_CHARS)
     description = Text(max_length=DESCRIPTION_MAX_CHARS, allow_blank=True)
     instructions = Text(max_length=AGENT_INSTRUCTIONS_MAX_CHARS, allow_blank=True)
@@ -99,11 +96,6 @@ class Columns(serializers.Serializer):
     max_credits = StrictIntegerField(min_value=1, allow_null=True)
     on_credits_exhausted = OneOf(OnCreditsExhausted.choices)
     output_schema = Object(allow_null=True, validators=[fits(check_output_schema)])
-
-    def validate_name(self, name: str) -> str:
-        if not rules.TOOL_NAME.fullmatch(name):
-            raise serializers.ValidationError("Use 1 to 64 letters, digits, _ and -.")
-        return name
 
     def validate_model(self, name: str | None) -> str | None:
         if name is not None and not AgentModel.objects.filter(name=name).exists():

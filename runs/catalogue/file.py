@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import unified_diff
-from operator import eq
+from operator import eq, itemgetter
 from typing import Any
 
 from django.conf import settings
@@ -42,12 +42,8 @@ class Work:
     """One application of a file: its content, its mistakes, and its ``changes``: lines for people by the row's path."""
 
     def __init__(self, source: str, raw: bytes) -> None:
-        self.source = source
-        self.data: Any = None
-        self.lines: dict[yaml.Path, int] = {(): 1}
-        self.mistakes: list[tuple[int, str]] = []
+        self.source, self.mistakes, self.warnings = source, list[tuple[int, str]](), list[str]()
         self.changes: dict[str, list[str]] = {}
-        self.warnings: list[str] = []
         try:
             if len(raw) > settings.CATALOGUE_MAX_BYTES:
                 raise yaml.MalformedYAML(f"At most {settings.CATALOGUE_MAX_BYTES} bytes (CATALOGUE_MAX_BYTES).", 1)
@@ -55,8 +51,8 @@ class Work:
             if not isinstance(self.data, dict):
                 raise yaml.MalformedYAML(f"A mapping of {', '.join(ENTRIES)} is required.", 1)
         except yaml.MalformedYAML as error:
-            self.mistakes = [(error.line, error.message)]
-        self.stop()
+            self.mistakes.append((error.line, error.message))
+            self.stop()
 
     def wrong(self, path: yaml.Path, detail: Any) -> None:
         """Record a mistake, or all mistakes of a ValidationError's ``detail``. No message repeats a secret."""
@@ -77,13 +73,11 @@ class Work:
 
     def stop(self) -> None:
         """Raises CatalogueError if there are mistakes."""
-        if not self.mistakes:
-            return
-        found = sorted(self.mistakes, key=lambda mistake: mistake[0])
-        lines = [f"{self.source}, line {line}: {text}" for line, text in found[:MISTAKES_MAX]]
-        lines += ["… and more"] if len(found) > MISTAKES_MAX else []
-        # Names from the file must not send control characters to the terminal.
-        raise CatalogueError("\n".join(map(_printable, lines)))
+        lines = [f"{self.source}, line {line}: {text}" for line, text in sorted(self.mistakes, key=itemgetter(0))]
+        if len(lines) > MISTAKES_MAX:
+            lines[MISTAKES_MAX:] = ["… and more"]
+        if lines:  # names from the file must not send control characters to the terminal
+            raise CatalogueError("\n".join(map(_printable, lines)))
 
     def items(self, key: str, entry: Entry) -> list[tuple[yaml.Path, Any]]:
         value = self.data.get(key)

@@ -57,22 +57,19 @@ PRESETS = {
 KEY_HOSTS = {urlsplit(preset.base_url).hostname for preset in PRESETS.values() if preset.needs_key}
 AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
-# The rows whose empty fields are filled from the environment: (setting of the address, setting of the key).
-ENVIRONMENT = {
-    "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
-    "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
-}
+# The rows whose empty fields are filled from the environment: OPENAI_BASE_URL and OPENAI_API_KEY, and so on.
+ENVIRONMENT = ("openai", "anthropic")
 NO_KEY = "Its key is missing."
 
 
 def key_variable(name: str, base_url: str) -> str:
     """The environment variable with the key of a provider's row; empty if the row cannot use one."""
-    return ENVIRONMENT[name][1] if name in ENVIRONMENT and not base_url else ""
+    return f"{name.upper()}_API_KEY" if name in ENVIRONMENT and not base_url else ""
 
 
 def address_of(name: str, base_url: str) -> str:
     """The address of a provider's row, or if that is empty, the one in the environment."""
-    return base_url or (getattr(settings, ENVIRONMENT[name][0]) if name in ENVIRONMENT else "")
+    return base_url or (getattr(settings, f"{name.upper()}_BASE_URL") if name in ENVIRONMENT else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,6 @@ ROLES = {
 def install_roles(Group: Any, Permission: Any) -> None:
     for name, wanted in ROLES.items():
         group, made = Group.objects.get_or_create(name=name)
-        if not made:
-            continue
-        for label in wanted:
+        for label in wanted if made else ():
             app, _, codename = label.partition(".")
             group.permissions.add(Permission.objects.get(content_type__app_label=app, codename=codename))

@@ -79,7 +79,7 @@ def test_a_connection_of_the_page_answers(title: str, bench: Bench, stand_in: Mo
     provider, address = forms["Model"]["Provider"], f"{stand_in.url}/v1"
     if provider in ENVIRONMENT:
         assert variables
-        setattr(settings, ENVIRONMENT[provider][0], address)
+        setattr(settings, f"{provider.upper()}_BASE_URL", address)
         if forms["Provider"]:
             submit(staff, "provider", forms["Provider"])
     else:
