@@ -9,10 +9,10 @@ from rest_framework.serializers import CharField, ChoiceField, DictField, Intege
 
 from config.api import serializers as fields
 from config.api.serializers import CamelSerializer, CreditsNumberField, StrictCharField, TimestampField, unknown_fields
+from config.kernel import money
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import dumps
 from runs.catalogue.serializers import SentSchemaField
-from runs.events import request_payload
 from runs.models import Awaiting, InvocationStatus, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.tools.base import shown_result
 from runs.tools.schema import check_answer, one_check_of
@@ -32,7 +32,7 @@ class ProgressSerializer(CamelSerializer):
 
 
 class ToolInvocationSerializer(CamelSerializer):
-    """Needs a call of ``services.runs_of``."""
+    """Needs a call of ``services.shown_calls``."""
 
     id = CharField()
     agent_run_id = CharField(source="run_id", help_text="The run that made the call.")
@@ -233,7 +233,15 @@ class WaitpointSerializer(CamelSerializer):
 
     @extend_schema_field(QUESTION)
     def get_request_payload(self, waitpoint: Any) -> dict[str, Any]:
-        return request_payload(waitpoint)
+        payload: dict[str, Any] = waitpoint.request_payload
+        if waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
+            return payload
+        return {
+            "toolName": payload["toolName"],
+            "estimatedCredits": money.to_number(payload["estimatedMicro"]),
+            "threshold": money.to_number(payload["thresholdMicro"]),
+            **{name: payload[name] for name in ("toolInvocationId", "input", "reason", "topUpUrl") if name in payload},
+        }
 
     @extend_schema_field(RESOLUTION)
     def get_resolved_payload(self, waitpoint: Any) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import Any
 
 from config.kernel import clock, money
-from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointKind
+from runs.calls import WaitpointSerializer
+from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.tools.base import shown_result
 from webhooks.events import Event
 
@@ -99,10 +100,9 @@ def tool_progress(invocation: ToolInvocation) -> StreamEvent:
 
 def tool_completed(invocation: ToolInvocation) -> StreamEvent:
     """Sent at each end of a call, which ``status`` names. With the ``input`` if there was no ``tool.started``."""
-    shown: tuple[str | None, bool] = (None, False)
-    if invocation.status == InvocationStatus.COMPLETED:
-        shown = shown_result(invocation.result, invocation.result_urls)
-    data = _tool(invocation) | {"result": shown[0], "resultTruncated": shown[1]}
+    is_completed = invocation.status == InvocationStatus.COMPLETED
+    shown, is_cut = shown_result(invocation.result, invocation.result_urls) if is_completed else (None, False)
+    data = _tool(invocation) | {"result": shown, "resultTruncated": is_cut}
     data |= {"creditUsed": money.to_number(invocation.credit_used), "resultUrls": invocation.result_urls}
     data["durationMs"] = invocation.duration_ms
     if invocation.started_at in (None, invocation.finished_at):
@@ -117,37 +117,7 @@ def _tool(invocation: ToolInvocation) -> dict[str, Any]:
     return {"toolInvocationId": invocation.id, "name": invocation.name} | place | {"status": invocation.status}
 
 
-def waitpoint_opened(waitpoint: Waitpoint) -> StreamEvent:
-    return StreamType.WAITPOINT_OPENED, waitpoint_data(waitpoint)
-
-
-def waitpoint_resolved(waitpoint: Waitpoint) -> StreamEvent:
-    return StreamType.WAITPOINT_RESOLVED, waitpoint_data(waitpoint)
-
-
-def waitpoint_data(waitpoint: Waitpoint) -> dict[str, Any]:
-    """A waitpoint as every interface shows it."""
-    return {
-        "id": waitpoint.id,
-        "agentRunId": waitpoint.run_id,
-        "kind": waitpoint.kind,
-        "status": waitpoint.status,
-        "requestPayload": request_payload(waitpoint),
-        "resolvedPayload": waitpoint.resolved_payload,
-        "expiresAt": clock.iso(waitpoint.expires_at),
-        "resolvedAt": clock.iso(waitpoint.resolved_at),
-    }
-
-
-def request_payload(waitpoint: Waitpoint) -> dict[str, Any]:
-    """Amounts are stored as micro-credits and shown as credits."""
-    payload = waitpoint.request_payload
-    if waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
-        return payload
-    amounts = {"estimatedCredits": payload["estimatedMicro"], "threshold": payload["thresholdMicro"]}
-    others = ("toolInvocationId", "input", "reason", "topUpUrl")
-    return {
-        "toolName": payload["toolName"],
-        **{name: money.to_number(amount) for name, amount in amounts.items()},
-        **{name: payload[name] for name in others if name in payload},
-    }
+def waitpoint_moved(waitpoint: Waitpoint) -> StreamEvent:
+    is_open = waitpoint.status == WaitpointStatus.PENDING
+    kind = StreamType.WAITPOINT_OPENED if is_open else StreamType.WAITPOINT_RESOLVED
+    return kind, dict(WaitpointSerializer(waitpoint).data)

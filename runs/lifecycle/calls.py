@@ -153,7 +153,7 @@ def close_questions(**of: Any) -> list[StreamEvent]:
     """PENDING → EXPIRED for the waitpoints of a run or a call that has ended. The caller has locked the run."""
     waitpoints = Waitpoint.objects.filter(**of, status=WaitpointStatus.PENDING)
     expired = [close_waitpoint(asked, WaitpointStatus.EXPIRED, resolved_at=clock.now()) for asked in waitpoints]
-    return [events.waitpoint_resolved(waitpoint) for waitpoint in expired]
+    return [events.waitpoint_moved(waitpoint) for waitpoint in expired]
 
 
 def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
     now = clock.now()
     expires_at = now + timedelta(seconds=seconds)
     waitpoint = Waitpoint(id=new_id("wp"), run=run, created_at=now, expires_at=expires_at, **columns)
-    happened = [events.waitpoint_opened(waitpoint), events.run_status(run, RunStatus.WAITING)]
+    happened = [events.waitpoint_moved(waitpoint), events.run_status(run, RunStatus.WAITING)]
     run = move_run(run, RunStatus.WAITING, happened, **stop_running(run))
     waitpoint.save(force_insert=True)
     return Moved(run)
@@ -76,7 +76,7 @@ def refuse_pause(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
     waitpoint, asked = _complete(waitpoint, payload, clock.now()), waitpoint.request_payload
     refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
     ending: dict[str, Any] = {"code": refused.code, "message": refused.message}
-    runs.finish(run, RunStatus.FAILED, owned=False, happened=[events.waitpoint_resolved(waitpoint)], **ending)
+    runs.finish(run, RunStatus.FAILED, owned=False, happened=[events.waitpoint_moved(waitpoint)], **ending)
     return waitpoint
 
 
@@ -93,7 +93,7 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
     call, now = waitpoint.invocation, clock.now()
     waitpoint = _complete(waitpoint, payload, now)
     told = [] if call is None else _answer_call(run, call, waitpoint.kind, payload)
-    happened = [events.waitpoint_resolved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
+    happened = [events.waitpoint_moved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
     move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
     nudge_after_commit(EXECUTE, run.pk)
     return waitpoint

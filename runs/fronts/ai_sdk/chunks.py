@@ -12,11 +12,11 @@ from chats.models import Message
 from config.kernel import clock, money
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import parse_value
-from runs.events import request_payload
+from runs.calls import ToolInvocationSerializer, WaitpointSerializer
 from runs.fronts.reads import Recorded
 from runs.fronts.rendering import CLIENT, Call, Data, Facts, Part, Rendering, amounts
 from runs.models import Awaiting, InvocationStatus, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
-from runs.serializers import ToolInvocationSerializer, UsageSerializer
+from runs.serializers import UsageSerializer
 from runs.tools.base import ASK_USER
 
 CANCELLED = "The call was cancelled."
@@ -244,15 +244,16 @@ def _state(row: ToolInvocation, call: Call, approval: Waitpoint | None) -> dict[
 
 
 def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
-    asked, given = request_payload(waitpoint), waitpoint.resolved_payload or {}
-    about = {"id": waitpoint.pk, "descriptor": amounts(asked) | {"expiresAt": clock.iso(waitpoint.expires_at)}}
+    data = WaitpointSerializer(waitpoint).data
+    asked, given = data["requestPayload"], data["resolvedPayload"] or {}
+    about = {"id": waitpoint.pk, "descriptor": amounts(asked) | {"expiresAt": data["expiresAt"]}}
     answer = {name: given[name] for name in ("approved", "reason") if name in given}
     return about | {"requestReason": reason(asked)} | answer
 
 
 def _own(waitpoint: Waitpoint) -> dict[str, Any]:
     """The part of a waitpoint that is shown as a call of its own."""
-    call = Call.asking(waitpoint.pk, waitpoint.kind, request_payload(waitpoint))
+    call = Call.asking(waitpoint.pk, waitpoint.kind, WaitpointSerializer(waitpoint).data["requestPayload"])
     part = {"type": "dynamic-tool"} | shown(call) | executed(call)
     if call.awaiting is None:
         part["approval"] = _approval(waitpoint)
