@@ -106,7 +106,7 @@ class RunFields(CamelSerializer):
 
 
 class RunSerializer(RunFields):
-    """Needs a run of ``services.runs_of``."""
+    """Needs a run of ``services.find_run``."""
 
     answer = NullableText(
         help_text="The content of the assistant's message as it stands; null until the run first executes."

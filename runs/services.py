@@ -30,6 +30,8 @@ from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult,
 # Reasoning with more characters, in the provider's format, is not shown.
 REASONING_READ_CHARS = 64 * 1024
 PENDING = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
+# Of the user of a chat.
+BALANCE = Subquery(Account.objects.filter(pk=OuterRef("user_id")).values("balance"))
 
 
 class RunInProgress(Conflict):
@@ -37,57 +39,43 @@ class RunInProgress(Conflict):
     message = "The chat has a run in progress; wait for it, cancel it, or enqueue behind it."
 
 
-def _shown_calls() -> QuerySet[ToolInvocation]:
+def shown_calls() -> QuerySet[ToolInvocation]:
     """Tool calls as a run shows them, in order, with only the beginnings of their results, which may be long."""
     # One more than the shown bytes: a character has at least one byte, so this shows whether the result is cut.
     calls = ToolInvocation.objects.annotate(result_start=Left("result", RESULT_SHOWN_BYTES + 1))
     return calls.defer("result", "repeatable", "remote_task").order_by("turn_index", "call_index")
 
 
+def _shown(**which: Any) -> QuerySet[Run]:
+    runs = Run.objects.filter(**which, chat__deleted_at=None).defer("instructions", "output_schema", "client_tools")
+    return runs.annotate(credits_spent=sums.run_spent_subquery())
+
+
 def summaries_of(user: Any) -> QuerySet[Run]:
     """The user's runs in chats that are not deleted, with all that a run's summary shows."""
-    return _summaries(Run.objects.filter(user=user))
-
-
-def runs_of(user: Any) -> QuerySet[Run]:
-    """``summaries_of`` with all that a run's representation shows."""
-    calls = Prefetch("invocations", _shown_calls(), to_attr="calls")
-    return _with_answers(summaries_of(user)).prefetch_related(calls)
-
-
-def _summaries(runs: QuerySet[Run]) -> QuerySet[Run]:
-    return (
-        runs.filter(chat__deleted_at=None)
-        .defer("instructions", "output_schema", "client_tools", "output")
-        .annotate(credits_spent=sums.run_spent_subquery())
-        .prefetch_related(Prefetch("waitpoints", PENDING.all(), to_attr="pending_waitpoints"))
-    )
-
-
-def _with_answers(summaries: QuerySet[Run]) -> QuerySet[Run]:
-    answer = Message.objects.filter(pk=OuterRef("assistant_message_id")).values("content")
-    runs = summaries.defer(None).defer("instructions", "output_schema", "client_tools")
-    return runs.annotate(answer=Subquery(answer))
+    asked = Prefetch("waitpoints", PENDING.all(), to_attr="pending_waitpoints")
+    return _shown(user=user).defer("output").prefetch_related(asked)
 
 
 def _one_run(run_id: str) -> QuerySet[Run]:
-    return _with_answers(_summaries(Run.objects.filter(pk=run_id))).prefetch_related(None)
+    answer = Message.objects.filter(pk=OuterRef("assistant_message_id")).values("content")
+    return _shown(pk=run_id).annotate(answer=Subquery(answer))
 
 
 _run: CompiledQuery[Run] = CompiledQuery(lambda user_id, run_id: _one_run(run_id).filter(user=user_id), int, str)
 _run_with_user: WithUser[Run] = WithUser(_one_run, str)
-_calls: CompiledQuery[ToolInvocation] = CompiledQuery(lambda run_id: _shown_calls().filter(run=run_id), str)
+_calls: CompiledQuery[ToolInvocation] = CompiledQuery(lambda run_id: shown_calls().filter(run=run_id), str)
 _pending: CompiledQuery[Waitpoint] = CompiledQuery(lambda run_id: PENDING.filter(run=run_id), str)
 
 
 def find_run(user_id: int, run_id: str) -> Run | None:
-    """One run as ``runs_of`` returns it. It uses compiled queries, because this is the most frequent request."""
+    """A run with all that its representation shows. By compiled queries, as this is the most frequent request."""
     return _complete(_run.first(user_id, run_id)) if is_plausible_id(run_id) else None
 
 
 def find_run_with_user(username: str, run_id: str) -> Run | None:
     """As ``find_run``, by the user's name; the run has its user loaded."""
-    return _complete(_run_with_user.first(username, run_id))
+    return _complete(_run_with_user.first(username, run_id)) if is_plausible_id(run_id) else None
 
 
 def _complete(run: Run | None) -> Run | None:
@@ -105,15 +93,15 @@ def _complete(run: Run | None) -> Run | None:
 
 
 def as_new(run: Run) -> Run:
-    """A run that was just started, in the form of ``runs_of``, without queries: it has no calls yet."""
+    """A run that was just started, in the form of ``find_run``, without queries: it has no calls yet."""
     vars(run).update(credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
     return run
 
 
-def turns_of(user: Any, run_id: str) -> QuerySet[Turn] | None:
-    """The turns of the user's run, in order, with ``shown_reasoning``; None if there is no such run."""
+def turns_of(user: Any, run_id: str) -> QuerySet[Turn]:
+    """The turns of the user's run, in order, with ``shown_reasoning``. Raises NotFound."""
     if not is_plausible_id(run_id) or not Run.objects.filter(user=user, chat__deleted_at=None, pk=run_id).exists():
-        return None
+        raise NotFound
     logs.run_id.set(run_id)
     # Encrypted items can take megabytes.
     kept = Case(When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True))
@@ -125,12 +113,8 @@ def waitpoints_of(user: Any) -> QuerySet[Waitpoint]:
     return Waitpoint.objects.filter(run__user=user, run__chat__deleted_at=None)
 
 
-def _with_credits(chats: QuerySet[Chat]) -> QuerySet[Chat]:
-    return chats.annotate(balance=Subquery(Account.objects.filter(pk=OuterRef("user_id")).values("balance")))
-
-
 def _one_chat(chat_id: str) -> QuerySet[Chat]:
-    return _with_credits(Chat.objects.filter(pk=chat_id, deleted_at=None))
+    return Chat.objects.filter(pk=chat_id, deleted_at=None).annotate(balance=BALANCE)
 
 
 _chat: CompiledQuery[Chat] = CompiledQuery(lambda user_id, chat_id: _one_chat(chat_id).filter(user=user_id), int, str)
@@ -159,7 +143,8 @@ def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -
 def _chat_of(user_id: int, chat_id: str, *, locked: bool = False) -> Chat:
     found = None
     if is_plausible_id(chat_id):
-        found = _with_credits(locking(user_id, chat_id)).first() if locked else _chat.first(user_id, chat_id)
+        locked_chat = locking(user_id, chat_id).annotate(balance=BALANCE)
+        found = locked_chat.first() if locked else _chat.first(user_id, chat_id)
     if found is None:
         raise NotFound
     return found
@@ -324,7 +309,7 @@ def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parke
 
 def invocations_of(user: Any) -> QuerySet[ToolInvocation]:
     """The user's tool calls in chats that are not deleted, as a run shows them."""
-    return _shown_calls().filter(run__user=user, run__chat__deleted_at=None)
+    return shown_calls().filter(run__user=user, run__chat__deleted_at=None)
 
 
 def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
@@ -343,7 +328,7 @@ def submit_result(call: ToolInvocation, body: Any) -> ToolInvocation:
     except ToolFailure as failure:
         raise ValidationFailed({"result": [failure.message]}) from None
     record_callback(call, outcome)
-    return _shown_calls().get(pk=call.pk)
+    return shown_calls().get(pk=call.pk)
 
 
 @receiver(chat_deleted)

@@ -48,15 +48,13 @@ class RunViewSet(RunActions):
     required_scopes = {"list": "runs:read", "retrieve": "runs:read", "cancel": "runs:write"}
     idempotent_actions = frozenset({"cancel"})
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.summaries_of(user)
+    queryset_for = staticmethod(services.summaries_of)
 
     def list(self, request: Request) -> Response:
         return self.filtered_page(self.get_queryset())
 
     def find_with_user(self, username: str) -> Run | None:
-        is_one = self.action == "retrieve" and is_plausible_id(self.kwargs["runId"])
-        return services.find_run_with_user(username, self.kwargs["runId"]) if is_one else None
+        return services.find_run_with_user(username, self.kwargs["runId"]) if self.action == "retrieve" else None
 
     def get_object(self) -> Run:
         found = self.found or services.find_run(self.request.user.pk or 0, self.kwargs["runId"])
@@ -86,8 +84,7 @@ class ChatRunViewSet(RunActions):
         is_start = self.action == "create" and is_plausible_id(self.kwargs["chatId"])
         return services.chat_with_user.first(username, self.kwargs["chatId"]) if is_start else None
 
-    def queryset_for(self, user: Any) -> Any:
-        return chats_of(user)
+    queryset_for = staticmethod(chats_of)
 
     def list(self, request: Request, chatId: str) -> Response:
         chat = self.get_object()
@@ -116,8 +113,7 @@ class WaitpointViewSet(ServiceViewSet):
     lookup_url_kwarg = "waitpointId"
     required_scopes = {"retrieve": "runs:read", "respond": "waitpoints:respond"}
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.waitpoints_of(user)
+    queryset_for = staticmethod(services.waitpoints_of)
 
     def get_object(self) -> Waitpoint:
         waitpoint: Waitpoint = super().get_object()
@@ -137,8 +133,7 @@ class ToolInvocationViewSet(ServiceViewSet):
     required_scopes = {"retrieve": "runs:read", "submit": "runs:write"}
     error_statuses = {"submit": {409}}
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.invocations_of(user)
+    queryset_for = staticmethod(services.invocations_of)
 
     @extend_schema(request=CallResultInput)
     def submit(self, request: Request, toolInvocationId: str) -> Response:
@@ -154,32 +149,29 @@ class OnePage(KeysetPagination):
         return []
 
 
-class TurnViewSet(ServiceViewSet):
+class OnePageViewSet(ServiceViewSet):
+    required_scopes = {"list": "runs:read"}
+    pagination_class = OnePage
+
+    def queryset_for(self, user: Any) -> Any:
+        return Run.objects.none()
+
+    def one_page(self, rows: Any) -> Response:
+        return Response({"items": self.get_serializer(rows, many=True).data, "nextCursor": None})
+
+
+class TurnViewSet(OnePageViewSet):
     tag = "runs"
     serializer_class = serializers.TurnSerializer
-    required_scopes = {"list": "runs:read"}
-    pagination_class = OnePage
-
-    def queryset_for(self, user: Any) -> Any:
-        return Run.objects.none()
 
     def list(self, request: Request, runId: str) -> Response:
-        turns = services.turns_of(request.user.pk or 0, runId)
-        if turns is None:
-            raise NotFound
-        return Response({"items": self.get_serializer(turns, many=True).data, "nextCursor": None})
+        return self.one_page(services.turns_of(request.user.pk or 0, runId))
 
 
-class CatalogueViewSet(ServiceViewSet):
-    """A part of the catalogue as one page: its route gives the name of the part, and the serializer."""
+class CatalogueViewSet(OnePageViewSet):
+    """A part of the catalogue: its route gives the name of the part, and the serializer."""
 
     rows = ""
-    required_scopes = {"list": "runs:read"}
-    pagination_class = OnePage
-
-    def queryset_for(self, user: Any) -> Any:
-        return Run.objects.none()
 
     def list(self, request: Request) -> Response:
-        rows = getattr(catalogue.read(), self.rows).values()
-        return Response({"items": self.get_serializer_class()(rows, many=True).data, "nextCursor": None})
+        return self.one_page(getattr(catalogue.read(), self.rows).values())

@@ -170,6 +170,7 @@ def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
     wanted = [message.run_id for message in messages if message.role == Message.Role.ASSISTANT]
     turns = Turn.objects.only("run_id", "index", "text", "finished_at").order_by("index")
     waitpoints = Prefetch("waitpoints", Waitpoint.objects.order_by("created_at", "pk"), to_attr="all_waitpoints")
-    read = services.runs_of(user).prefetch_related(Prefetch("turns", turns, to_attr="all_turns"), waitpoints)
-    runs: Iterable[Any] = read.filter(pk__in=wanted)
+    calls = Prefetch("invocations", services.shown_calls(), to_attr="calls")
+    read = services.summaries_of(user).filter(pk__in=wanted)
+    runs: Iterable[Any] = read.prefetch_related(Prefetch("turns", turns, to_attr="all_turns"), waitpoints, calls)
     return {run.pk: Recorded(run, run.all_turns, run.calls, run.all_waitpoints) for run in runs}
