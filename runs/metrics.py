@@ -8,8 +8,7 @@ from django.db.models import Count, Min
 
 from config.kernel import clock
 from config.telemetry.metrics import Counter, Gauge, Histogram, PerProcess
-from runs import models
-from runs.models import Run, RunStatus, ToolInvocation, Worker
+from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation, Worker
 
 finished = Counter(
     "runs_finished",
@@ -39,25 +38,20 @@ def run_moved(before: Run, run: Run) -> None:
     if run.status == RunStatus.RUNNING:
         delay = (clock.now() - before.updated_at).total_seconds()
         transaction.on_commit(partial(start_seconds.observe, max(0.0, delay)), robust=True)
-    elif run.status in models.FINAL_RUN_STATUSES:
-        transaction.on_commit(partial(_count_end, run), robust=True)
-
-
-def _count_end(run: Run) -> None:
-    finished.labels(run.status, run.error_code or "", run.failure_reason or "").inc()
-    running_seconds.labels(run.status).observe(run.ran_ms / 1000)
+    elif run.is_over:
+        ended = finished.labels(run.status, run.error_code or "", run.failure_reason or "")
+        transaction.on_commit(ended.inc, robust=True)
+        transaction.on_commit(partial(running_seconds.labels(run.status).observe, run.ran_ms / 1000), robust=True)
 
 
 def call_moved(call: ToolInvocation, before: str) -> None:
     """Count the end of a tool call after the commit. ``call`` has the new state, ``before`` is the old status."""
-    if call.status in models.FINAL_INVOCATION_STATUSES:
-        transaction.on_commit(partial(_count_call, call, before == models.InvocationStatus.DISPATCHING), robust=True)
-
-
-def _count_call(call: ToolInvocation, was_made: bool) -> None:
-    tool_calls.labels(call.name, call.error_code or call.status).inc()
-    if was_made and call.started_at and call.finished_at:
-        tool_seconds.labels(call.name).observe(max(0.0, (call.finished_at - call.started_at).total_seconds()))
+    if call.is_open:
+        return
+    transaction.on_commit(tool_calls.labels(call.name, call.error_code or call.status).inc, robust=True)
+    if before == InvocationStatus.DISPATCHING and call.started_at and call.finished_at:
+        seconds = max(0.0, (call.finished_at - call.started_at).total_seconds())
+        transaction.on_commit(partial(tool_seconds.labels(call.name).observe, seconds), robust=True)
 
 
 def gauges() -> Iterator[Gauge]:
