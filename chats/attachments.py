@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.files.base import File
+from django.core.files.storage import default_storage
 from django.core.signing import BadSignature, Signer
 from django.db import transaction
 from django.db.models import Q, QuerySet, Sum
@@ -64,38 +64,27 @@ def create_attachment(user: Any, *, size_bytes: int, **about: Any) -> Attachment
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
     with transaction.atomic():
-        if settings.ATTACHMENT_USER_MAX_BYTES:
-            _refuse_over_quota(user, size_bytes)
+        if most := settings.ATTACHMENT_USER_MAX_BYTES:
+            # Without the lock, two concurrent requests would each miss the other's bytes.
+            get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
+            # An expired attachment without ``expires_at`` has no files any more, and a copy has no files of its own.
+            without_files = Q(copy_of__isnull=False) | Q(status=AttachmentStatus.EXPIRED, expires_at=None)
+            kept = Attachment.objects.filter(~without_files, user=user)
+            total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
+            if total + size_bytes > most:
+                has = f"Your attachments have {total} of at most {most} bytes"
+                raise Conflict(f"{has}; those of deleted chats count until the purge.")
         now = clock.now()
         about |= {"created_at": now, "expires_at": now + timedelta(seconds=ATTACHMENT_EXPIRY_SECONDS)}
         return Attachment.objects.create(user=user, size_bytes=size_bytes, **about)
-
-
-def _refuse_over_quota(user: Any, size_bytes: int) -> None:
-    # Without the lock, two concurrent requests would each miss the other's bytes.
-    get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
-    # An expired attachment without ``expires_at`` has no files any more, and a copy has no files of its own.
-    kept = Attachment.objects.filter(user=user, copy_of=None).exclude(status=AttachmentStatus.EXPIRED, expires_at=None)
-    total = kept.aggregate(total=Sum("size_bytes", default=0))["total"]
-    most = settings.ATTACHMENT_USER_MAX_BYTES
-    if total + size_bytes > most:
-        raise Conflict(
-            f"Your attachments have {total} of at most {most} bytes; those of deleted chats count until the purge."
-        )
 
 
 def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
     """Where and how the file of a pending attachment is uploaded, as ``{url, method, headers, expires_at}``."""
     if files.takes_uploads():
         # Not valid for longer than the attachment: nobody would find and remove the file of a later upload.
-        lapses = attachment.expires_at or clock.now()
-        url, headers = files.presign_put(
-            attachment.pk,
-            content_type=attachment.content_type,
-            size=attachment.size_bytes,
-            sha256=attachment.sha256,
-            seconds=max(1, int((lapses - clock.now()).total_seconds())),
-        )
+        left = (attachment.expires_at - clock.now()).total_seconds() if attachment.expires_at else 0
+        url, headers = files.presign_put(attachment, max(1, int(left)))
     else:
         path = reverse("upload", args=[_signer.sign(f"{surface}.{attachment.pk}")])
         url, headers = f"{settings.BASE_URL}{path}", {"Content-Type": attachment.content_type}
@@ -131,25 +120,19 @@ def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
         attachment.refresh_from_db()
         refuse_unless_pending(attachment)
         raise Unavailable from None
+    row = Attachment.objects.filter(pk=attachment.pk)
     try:
-        replaced = _point_to(attachment.pk, name)
+        with transaction.atomic():
+            locked = row.select_for_update(no_key=True).first()
+            if locked is None:
+                raise NotFound
+            refuse_unless_pending(locked)
+            row.update(stored_name=name)
     except BaseException:
         files.remove(name)
         raise
-    if replaced:
-        files.remove(replaced)
-
-
-@transaction.atomic
-def _point_to(attachment_id: str, name: str) -> str:
-    """Make ``name`` the current upload; returns the previous one, or an empty string."""
-    locked = Attachment.objects.select_for_update(no_key=True).filter(pk=attachment_id).first()
-    if locked is None:
-        raise NotFound
-    refuse_unless_pending(locked)
-    before, locked.stored_name = locked.stored_name, name
-    locked.save(update_fields=["stored_name"])
-    return before
+    if locked.stored_name:
+        files.remove(locked.stored_name)
 
 
 def complete_attachment(attachment: Attachment) -> Attachment:
@@ -185,7 +168,7 @@ def complete_attachment(attachment: Attachment) -> Attachment:
 
 def _check(attachment: Attachment, name: str) -> tuple[str, str]:
     """The checked file's name and digest. A file that its uploader could still overwrite is copied first."""
-    with files.storage_errors(), files.open_file(name) as file:
+    with files.storage_errors(), default_storage.open(name) as file:
         size, sha256, problem = files.inspect(file.chunks(files.READ_SIZE), attachment.content_type)
         if size != attachment.size_bytes:
             raise ValidationFailed({"sizeBytes": [f"The file has {size} bytes, not {attachment.size_bytes}."]})
@@ -261,20 +244,6 @@ def attached_to(message_ids: Sequence[str]) -> dict[str, list[Attachment]]:
     for attachment in Attachment.objects.filter(message__in=message_ids).order_by("position"):
         attached.setdefault(str(attachment.message_id), []).append(attachment)
     return attached
-
-
-def read_file(stored_name: str, limit: int, seconds: float) -> bytes:
-    """The first ``limit`` bytes of a ready attachment's file. Blocks. Raises FileNotFoundError, and Unavailable also if
-    it takes longer than ``seconds``: the storage's own time-out is for each part.
-    """
-    end = time.monotonic() + seconds
-    read: list[bytes] = []
-    with contextlib.closing(files.first_parts(stored_name, limit)) as parts:
-        for part in parts:
-            if time.monotonic() > end:
-                raise Unavailable("The file storage is too slow at the moment; try again.")
-            read.append(part)
-    return b"".join(read)
 
 
 def expire_attachments() -> int:

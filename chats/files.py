@@ -9,13 +9,15 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 
+from chats.models import Attachment
 from config.kernel.errors import DomainError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -53,11 +55,12 @@ def takes_uploads() -> bool:
     return hasattr(default_storage, "presign_put")
 
 
-def presign_put(attachment_id: str, **what: Any) -> tuple[str, dict[str, str]]:
+def presign_put(attachment: Attachment, seconds: int) -> tuple[str, dict[str, str]]:
     """See ``config.storage.ObjectStorage.presign_put``; only if ``takes_uploads``."""
     storage: Any = default_storage
+    what = {"content_type": attachment.content_type, "size": attachment.size_bytes, "sha256": attachment.sha256}
     with storage_errors():
-        url, headers = storage.presign_put(direct_name(attachment_id), **what)
+        url, headers = storage.presign_put(direct_name(attachment.pk), **what, seconds=seconds)
     return url, headers
 
 
@@ -89,23 +92,22 @@ def write(attachment_id: str, content: File, content_type: str) -> str:
         raise
 
 
-def open_file(name: str) -> File:
-    """Raises FileNotFoundError."""
-    with storage_errors():
-        return default_storage.open(name)
-
-
-def first_parts(name: str, size: int) -> Generator[bytes]:
-    """The first ``size`` bytes, as the storage sends them. Raises FileNotFoundError."""
+def read_file(name: str, limit: int, seconds: float) -> bytes:
+    """The first ``limit`` bytes. Blocks. Raises FileNotFoundError, and Unavailable also if an object storage takes
+    longer than ``seconds``: its own time-out is for each part.
+    """
     storage: Any = default_storage
+    end, read = time.monotonic() + seconds, list[bytes]()
     with storage_errors():
-        if hasattr(storage, "first_parts"):
-            yield from storage.first_parts(name, size, READ_SIZE)
-            return
-        with storage.open(name) as file:
-            while part := file.read(min(READ_SIZE, size)):
-                size -= len(part)
-                yield part
+        if not hasattr(storage, "first_parts"):
+            with storage.open(name) as file:
+                return bytes(file.read(limit))
+        with closing(storage.first_parts(name, limit, READ_SIZE)) as parts:
+            for part in parts:
+                if time.monotonic() > end:
+                    raise Unavailable("The file storage is too slow at the moment; try again.")
+                read.append(part)
+    return b"".join(read)
 
 
 def remove(name: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.files.base import File
+from django.core.files.storage import default_storage
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import get_conditional_response
 from django.utils.http import content_disposition_header
@@ -64,8 +65,7 @@ class ChatViewSet(ServiceViewSet):
         ]
     }
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.chats_of(user)
+    queryset_for = staticmethod(services.chats_of)
 
     def list(self, request: Request) -> Response:
         chats, client_id = self.get_queryset(), request.query_params.get("clientId")
@@ -103,8 +103,7 @@ class MessageViewSet(ServiceViewSet):
     lookup_url_kwarg = "messageId"
     required_scopes = {"retrieve": "chats:read"}
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.messages_of(user)
+    queryset_for = staticmethod(services.messages_of)
 
 
 class ChatMessageViewSet(ServiceViewSet):
@@ -121,8 +120,7 @@ class ChatMessageViewSet(ServiceViewSet):
         ]
     }
 
-    def queryset_for(self, user: Any) -> Any:
-        return services.chats_of(user)
+    queryset_for = staticmethod(services.chats_of)
 
     def list(self, request: Request, chatId: str) -> Response:
         query = request.query_params
@@ -146,8 +144,7 @@ class AttachmentViewSet(ServiceViewSet):
     # 404 of ``create``: a replay for an attachment whose chat was deleted meanwhile.
     error_statuses = {"create": {404}, "complete": {409}, "content": {416, -406}}
 
-    def queryset_for(self, user: Any) -> Any:
-        return attachments.attachments_of(user)
+    queryset_for = staticmethod(attachments.attachments_of)
 
     @extend_schema(
         description=(
@@ -209,17 +206,9 @@ class RangeNotSatisfiable(DomainError):
 
 
 @csrf_exempt
-def receive_upload(request: HttpRequest, token: str) -> HttpResponseBase:
-    """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
-    response = _receive(request, token)
-    verdict = ratelimit.verdict_of(request)
-    for name, value in (verdict.headers() if verdict else {}).items():
-        response[name] = value
-    return response
-
-
 @answers_errors("an upload failed")
-def _receive(request: HttpRequest, token: str) -> HttpResponse:
+def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
+    """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
     if request.method != "PUT":
         raise MethodNotAllowed(headers={"Allow": "PUT"})
     try:
@@ -270,7 +259,8 @@ def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
     with ExitStack() as until_closed:
         until_closed.enter_context(attachments.transfer(attachment.user_id))
         try:
-            file = until_closed.enter_context(files.open_file(attachment.stored_name))
+            with files.storage_errors():
+                file = until_closed.enter_context(default_storage.open(attachment.stored_name))
         except FileNotFoundError:
             raise NotFound("The attachment's file is gone.") from None
         file.seek(first)

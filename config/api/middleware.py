@@ -156,7 +156,11 @@ class ApiErrorMiddleware(Middleware):
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
+        verdict = ratelimit.verdict_of(request)
         if not is_api_path(request.path_info):
+            if verdict is not None and request.path_info.startswith(UPLOADS):
+                for name, value in verdict.headers().items():
+                    response[name] = value
             return response
         if response.status_code >= 400 and not response.get("Content-Type", "").startswith("application/json"):
             plain = error_response(response.status_code)
@@ -165,7 +169,6 @@ class ApiErrorMiddleware(Middleware):
                     plain[name] = response[name]
             response.close()
             response = plain
-        verdict = ratelimit.verdict_of(request)
         if verdict is None:
             verdict = ratelimit.charge_address(request)
             # While the database is away, callers cannot be known. They learn of that, and not to wait for a minute.

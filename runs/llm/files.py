@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from django.conf import settings
 
-from chats.attachments import read_file
-from chats.files import is_text
+from chats.files import is_text, read_file
 from config.limits.share import Share, Threads
 from runs.catalogue.definitions import Dialect
 from runs.llm import base

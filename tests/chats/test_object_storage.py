@@ -188,10 +188,10 @@ def test_files_are_not_purged_while_their_upload_address_is_valid(session, user,
 def test_a_model_gets_the_beginning_of_a_file_without_the_rest(session, bucket, monkeypatch):
     name = Attachment.objects.get(pk=ready(session, b"Hello, world")["id"]).stored_name
     monkeypatch.setattr("config.storage.ObjectStorage._open", lambda *args: pytest.fail("the whole file was read"))
-    assert attachments.read_file(name, 5, seconds=10) == b"Hello"
-    assert attachments.read_file(name, 1000, seconds=10) == b"Hello, world"
+    assert attachments.files.read_file(name, 5, seconds=10) == b"Hello"
+    assert attachments.files.read_file(name, 1000, seconds=10) == b"Hello, world"
     with pytest.raises(FileNotFoundError):
-        attachments.read_file(f"{name}0", 5, seconds=10)
+        attachments.files.read_file(f"{name}0", 5, seconds=10)
 
 
 def test_an_unreachable_storage_is_503(session, settings, monkeypatch):

@@ -99,12 +99,12 @@ def test_missing_file_and_unknown_type_get_a_note():
 def test_a_storage_that_sends_slowly_without_end_is_given_up(monkeypatch):
     monkeypatch.setattr("runs.llm.files.ATTACHMENT_READ_SECONDS", 0.1)
 
-    def drip(name: str, size: int) -> Any:
+    def drip(name: str, size: int, part_size: int) -> Any:
         while True:
             time.sleep(0.01)
             yield b"x"
 
-    monkeypatch.setattr("chats.files.first_parts", drip)
+    monkeypatch.setattr(default_storage, "first_parts", drip, raising=False)
     with pytest.raises(Unavailable):
         read(UserMessage("Hi", (file_of(b"abc"),)))
 
