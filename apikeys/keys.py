@@ -40,7 +40,7 @@ BODY_LENGTH = 43
 CHECKSUM_LENGTH = 6
 PREFIX_LENGTH = 8
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_SHAPE = re.compile(rf"aw[ks]_[0-9A-Za-z]{{{BODY_LENGTH + CHECKSUM_LENGTH}}}")
+_SHAPE = re.compile(rf"aw[ks]_([0-9A-Za-z]{{{BODY_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})")
 
 
 def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
@@ -81,12 +81,10 @@ def revoke_key(key: ApiKey | ServerKey) -> bool:
 @transaction.atomic
 def narrow_key(key: ApiKey, keep: list[str]) -> list[str]:
     """Remove all scopes except ``keep``, at once. Returns the removed ones; none of a revoked key."""
-    held = ApiKey.objects.select_for_update(no_key=True).filter(pk=key.pk, revoked_at=None).first()
-    removed = [scope for scope in held.scopes if scope not in keep] if held is not None else []
-    if held is not None and removed:
-        held.scopes = [scope for scope in held.scopes if scope in keep]
-        held.save(update_fields=["scopes"])
-    return removed
+    row = ApiKey.objects.filter(pk=key.pk, revoked_at=None)
+    held = row.select_for_update(no_key=True).values_list("scopes", flat=True).first() or []
+    row.update(scopes=[scope for scope in held if scope in keep])
+    return [scope for scope in held if scope not in keep]
 
 
 def note_use(key: ApiKey | ServerKey) -> None:
@@ -105,19 +103,14 @@ def new_secret(mark: str = MARK) -> str:
 
 
 def is_well_formed(secret: str) -> bool:
-    if not _SHAPE.fullmatch(secret):
-        return False
-    body, given = secret[len(MARK) : -CHECKSUM_LENGTH], secret[-CHECKSUM_LENGTH:]
-    return checksum(body) == given
+    match = _SHAPE.fullmatch(secret)
+    return match is not None and checksum(match[1]) == match[2]
 
 
 def checksum(body: str) -> str:
     """CRC-32 in base62: it finds errors of typing and copying and is no protection."""
-    number, text = zlib.crc32(body.encode()), ""
-    for _ in range(CHECKSUM_LENGTH):
-        number, rest = divmod(number, len(ALPHABET))
-        text = ALPHABET[rest] + text
-    return text
+    number, base = zlib.crc32(body.encode()), len(ALPHABET)
+    return "".join(ALPHABET[number // base**place % base] for place in reversed(range(CHECKSUM_LENGTH)))
 
 
 def digest(secret: str) -> str:

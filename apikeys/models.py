@@ -1,5 +1,7 @@
 """API keys of the public surface, and server keys. Only a digest of the secret is stored."""
 
+from typing import Any
+
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
@@ -15,6 +17,7 @@ class Key(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
+    expires_at: Any = None
 
     class Meta:
         abstract = True
@@ -24,7 +27,7 @@ class Key(models.Model):
 
     @property
     def is_live(self) -> bool:
-        return self.revoked_at is None
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > clock.now())
 
 
 class ApiKey(Key):
@@ -40,10 +43,6 @@ class ApiKey(Key):
             models.Index("user", "created_at", "id", name="api_key_by_user"),
             models.Index("prefix", name="api_key_by_prefix"),
         ]
-
-    @property
-    def is_live(self) -> bool:
-        return super().is_live and self.expires_at > clock.now()
 
 
 # The scopes of server keys: making session tokens for any user; granting, revoking and reading any user's credits.
