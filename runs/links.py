@@ -49,26 +49,19 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     if size > settings.TOOL_ANSWER_MAX_BYTES:
         raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     body = request.read(size)
-    secret, now = _secret_of(call, signed), clock.now().timestamp()
-    if secret and not http.is_signed(request.headers, body, secret, now):
+    try:
+        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
+    except DecryptionFailed:
+        raise Unavailable from None
+    if tool is None and signed:  # the tool had to sign when the call was made
+        raise Unauthorized("The tool that is to sign the callback is gone.")
+    secret = "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
+    if secret and not http.is_signed(request.headers, body, secret, clock.now().timestamp()):
         raise Unauthorized("The callback has no valid signature, or one that is too old.")
     said = http.read_callback(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
     recorded = services.record_callback(call, said)
     became = {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}
     return HttpResponse(dumps(became), content_type="application/json")
-
-
-def _secret_of(call: ToolInvocation, signed: bool) -> str:
-    """The secret that signs the callbacks of the call's tool; empty if they need no signature. ``signed``: whether the
-    tool had to sign when the call was made. Raises Unauthorized if it had to, but is deleted with its secret.
-    """
-    try:
-        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
-    except DecryptionFailed:
-        raise Unavailable from None
-    if tool is None and signed:
-        raise Unauthorized("The tool that is to sign the callback is gone.")
-    return "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
 
 
 @answers_errors("a download failed")

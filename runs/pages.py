@@ -12,18 +12,18 @@ from config.api.views import PAGE_POLICY
 from config.kernel.ids import is_plausible_id
 
 LINKS = (
+    ("/playground", "Playground", "start a run and watch it live"),
     ("/docs", "Documentation", "how to use, extend and run this service"),
     ("/api/docs", "API documentation", "every operation of both surfaces, with examples"),
     ("/api/schema?format=json", "OpenAPI document", "for generators of clients"),
     ("/admin/", "Admin", "for staff: runs, users, credits, models and tools"),
     ("/readyz", "Readiness", "whether this process can serve requests, as JSON"),
 )
-PLAYGROUND = ("/playground", "Playground", "start a run and watch it live")
 
 
 @require_safe
 def show_front(request: HttpRequest) -> HttpResponse:
-    page = render_to_string("runs/front.html", {"links": [*([PLAYGROUND] if settings.PLAYGROUND else []), *LINKS]})
+    page = render_to_string("runs/front.html", {"links": LINKS if settings.PLAYGROUND else LINKS[1:]})
     return HttpResponse(page, headers={"Content-Security-Policy": PAGE_POLICY, "Referrer-Policy": "no-referrer"})
 
 
@@ -38,17 +38,15 @@ def show_playground(request: HttpRequest, chatId: str = "") -> HttpResponseBase:
         return redirect_to_login(request.path, reverse("admin:login"))
     issues_tokens = not settings.SESSION_ISSUER
     context = {"issues_tokens": issues_tokens, "is_local": settings.EMBEDDED and issues_tokens}
-    page = render_to_string("runs/playground.html", context)
-    return HttpResponse(page, headers={"Content-Security-Policy": policy(), "Referrer-Policy": "no-referrer"})
-
-
-def policy() -> str:
-    """The page's policy: only own scripts, styles and pictures; uploads may go to the object storage."""
-    reached = " ".join(["'self'", *upload_addresses()])
-    return (
-        f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src {reached}; "
+    # Uploads may go to the object storage.
+    reached = ["'self'", *upload_addresses()]
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        f"connect-src {' '.join(reached)}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+    page = render_to_string("runs/playground.html", context)
+    return HttpResponse(page, headers={"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"})
 
 
 def upload_addresses() -> list[str]:
