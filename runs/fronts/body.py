@@ -12,7 +12,7 @@ from dataclasses import replace
 from config.api.live import Broken
 from config.kernel.jsontext import to_text
 from runs.fronts import reads
-from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
+from runs.fronts.rendering import Facts, Part, Rendering
 from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event, existing
 from runs.streams.views import COMMENT, StreamResponse, as_line
@@ -49,7 +49,7 @@ class Frames:
         self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
         self.void = reads.overtaken(run_id, after[0], self.last) if self.last > 1 else ()
 
-    def of(self, event: Event, facts: Facts = NO_FACTS) -> bytes:
+    def of(self, event: Event, facts: Facts = None) -> bytes:
         index, rendering = event.index, self.rendering
         known = index < self.after[0] + self.continues
         begun = self.begin() if index > self.after[0] else b""
@@ -99,7 +99,7 @@ class Frames:
         """The frames of all events that exist now."""
         rendering = self.rendering
         for event in existing(rendering.run_id, 0, self.last):
-            yield self.of(event, rendering.facts_of(event) if rendering.wants(event) else NO_FACTS)
+            yield self.of(event, rendering.facts_of(event))
             if rendering.over:
                 return
         yield self.begin()
@@ -142,7 +142,7 @@ class FrontBody:
         if events is None:
             raise Broken
         for event in events:
-            facts = await ask(rendering.facts_of, event) if rendering.wants(event) else NO_FACTS
+            facts = await ask(rendering.facts_of, event) if rendering.wants(event) else None
             sent.append(frames.of(event, facts))
             if rendering.over:
                 return b"".join(sent) or COMMENT

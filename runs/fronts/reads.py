@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Prefetch
@@ -104,54 +105,39 @@ class Recorded:
         asked = [(each, each.request_payload.get("toolInvocationId")) for each in self.waitpoints]
         return [each for each, named in asked if call.pk in (each.invocation_id, named)]
 
-    def approval(self, waitpoint_id: Any) -> Waitpoint | None:
-        asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CREDIT_APPROVAL]
-        return next((each for each in asked if each.pk == waitpoint_id), None)
+    def asked(self, kind: WaitpointKind, key: Any) -> Waitpoint | None:
+        """The approval with this id, or the question that is shown as a call with this id."""
+        for waitpoint in self.waitpoints:
+            is_own_key = kind == WaitpointKind.CREDIT_APPROVAL or is_own(waitpoint)
+            if waitpoint.kind == kind and key == (waitpoint.pk if is_own_key else waitpoint.invocation_id):
+                return waitpoint
+        return None
 
-    def question(self, call_id: Any) -> Waitpoint | None:
-        """The question of the ``ask_user`` call with this id, or the question that is shown as a call with this id."""
-        asked = [each for each in self.waitpoints if each.kind == WaitpointKind.CLARIFICATION]
-        return next((each for each in asked if call_id == (each.pk if is_own(each) else each.invocation_id)), None)
-
-    def client_call(self, call_id: Any) -> ToolInvocation | None:
-        """A call that the user's app executes."""
-        return next((call for call in self.calls if call.node_type == CLIENT and call.pk == call_id), None)
-
-    def own(self, turn: int) -> list[Waitpoint]:
-        """The waitpoints after this turn that are shown as calls of their own; turn 0 is before the first turn."""
-        return [waitpoint for waitpoint in self.waitpoints if is_own(waitpoint) and self._turn_of(waitpoint) == turn]
+    def steps(self, content: str, *, asks: bool = False) -> Iterator[tuple[str, list[Any]]]:
+        """Each turn that shows something: its text, and its calls in the order in which a stream showed them. With
+        ``asks``, the waitpoints that are shown as calls of their own are between the calls. ``content`` is the whole
+        message; it can end with the text of an unrecorded turn.
+        """
+        placed: list[tuple[int, Any, Any]] = [(call.turn_index, self.shown_at(call), call) for call in self.calls]
+        own = [waitpoint for waitpoint in self.waitpoints if asks and is_own(waitpoint)]
+        placed += [(self._turn_of(waitpoint), waitpoint.created_at, waitpoint) for waitpoint in own]
+        placed = sorted(filter(itemgetter(1), placed), key=itemgetter(1))
+        texts: list[str] = []
+        for index, text in [(0, ""), *((turn.index, turn.text) for turn in self.turns)]:
+            texts.append(text)
+            if shown := [each for turn, _, each in placed if turn == index]:
+                yield join_text(texts), shown
+                texts = []
+        recorded = join_text(turn.text for turn in self.turns)
+        texts.append(content[len(recorded) :].removeprefix(SEPARATOR if recorded else ""))
+        if any(texts):
+            yield join_text(texts), []
 
     def _turn_of(self, waitpoint: Waitpoint) -> int:
+        """The turn after which the waitpoint is shown; 0 is before the first turn."""
         if waitpoint.invocation_id is not None:
             return next(call.turn_index for call in self.calls if call.pk == waitpoint.invocation_id)
         return max((turn.index for turn in self.turns if turn.finished_at <= waitpoint.created_at), default=0)
-
-    def approval_of(self, call: ToolInvocation) -> Waitpoint | None:
-        """The last approval that was asked for the call."""
-        asked = [each for each in self.waitpoints_of(call) if each.kind == WaitpointKind.CREDIT_APPROVAL]
-        return asked[-1] if asked else None
-
-    def steps(self, content: str, *, asks: bool = False) -> Iterator[tuple[str, list[ToolInvocation], list[Waitpoint]]]:
-        """Each turn that shows something: its text, its calls, and with ``asks``, the waitpoints after it that are
-        shown as calls of their own. ``content`` is the whole message; it can end with the text of an unrecorded turn.
-        """
-        texts: list[str] = []
-        recorded = join_text(turn.text for turn in self.turns)
-        for turn in self.turns:
-            texts.append(turn.text)
-            calls, own = self._shown(turn.index), self.own(turn.index) if asks else []
-            if calls or own:
-                yield join_text(texts), calls, own
-                texts = []
-        texts.append(content[len(recorded) :].removeprefix(SEPARATOR if recorded else ""))
-        if any(texts):
-            yield join_text(texts), [], []
-
-    def _shown(self, turn: int) -> list[ToolInvocation]:
-        """The turn's calls that a stream has shown, in the order in which it showed them."""
-        moments = {call.pk: self.shown_at(call) for call in self.calls if call.turn_index == turn}
-        calls = [call for call in self.calls if moments.get(call.pk)]
-        return sorted(calls, key=lambda call: (moments[call.pk], call.call_index))
 
     def shown_at(self, call: ToolInvocation) -> Any:
         """When a stream first showed the call; None if no stream has shown it."""

@@ -21,6 +21,9 @@ from runs.tools.base import ASK_USER
 # One frame of a protocol: JSON, or text that is sent as it is.
 Part = dict[str, Any] | str
 Data = Mapping[str, Any]
+# What a rendering needs beside an event. A waitpoint that opens: its Call, or None. A reset: the messages before the
+# void text, ready to send, if the protocol needs them. A status or a text: the Run, at the end with ``credits_spent``.
+Facts = Any
 
 # What a call awaits, and the node type of calls that the user's app executes.
 CLIENT = "client"
@@ -51,21 +54,6 @@ class Call:
         return cls(waitpoint_id, ASK_USER, turn, shown, CLIENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a rendering needs beside an event. A waitpoint: its ``call``. A final event: the ``run`` with
-    ``credits_spent``. A reset: the ``messages`` before the void text, ready to send, if the protocol needs them.
-    """
-
-    message_id: str | None = None
-    call: Call | None = None
-    run: Any = None
-    messages: Part = ""
-
-
-NO_FACTS = Facts()
-
-
 class Rendering(ABC):
     """One stream of one run, fed with all events in order. Its size does not grow with the run.
 
@@ -75,7 +63,7 @@ class Rendering(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run_id, self.chat_id, self.message_id = run.pk, run.chat_id, run.assistant_message_id
-        self.begun = self.over = self.has_ended = False
+        self.over = self.has_ended = False
         # The number of turns that showed something. ``calls_of``: the turn index of the last one's calls, or None.
         self.turn = 0
         self.calls_of: int | None = None
@@ -95,22 +83,25 @@ class Rendering(ABC):
         return begins and self.message_id is None
 
     def facts_of(self, event: Event) -> Facts:
-        """The facts of an event that ``wants`` them. Blocks. Raises Broken if the run was deleted."""
+        """The facts of an event, None if it needs none. Blocks. Raises Broken if the run was deleted."""
+        if not self.wants(event):
+            return None
         if event.type == StreamType.WAITPOINT_OPENED:
-            return Facts(call=call_about(json.loads(event.data)["id"]))
-        run = Run.objects.filter(pk=self.run_id)
-        if not event.final:
-            return Facts(run.values_list("assistant_message_id", flat=True).first())
-        ended = run.annotate(credits_spent=sums.run_spent_subquery()).first()
-        if ended is None:
+            return call_about(json.loads(event.data)["id"])
+        runs = Run.objects.filter(pk=self.run_id)
+        shown = (
+            runs.annotate(credits_spent=sums.run_spent_subquery()) if event.final else runs.only("assistant_message_id")
+        )
+        if (run := shown.first()) is None:
             raise Broken
-        return Facts(ended.assistant_message_id, run=ended)
+        return run
 
-    def feed(self, event: Event, facts: Facts = NO_FACTS, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
+    def feed(self, event: Event, facts: Facts = None, *, asks: bool = True, overtaken: bool = False) -> list[Part]:
         """The parts of the event in the protocol. Without ``asks``, a waitpoint only shows its call: it needs no answer
         any more, or ``ask_now`` follows. ``overtaken``: text is left out, as a later ``message.reset`` makes it void.
         """
-        self.message_id = facts.message_id or self.message_id
+        if isinstance(facts, Run):
+            self.message_id = facts.assistant_message_id
         if event.type == StreamType.MESSAGE_COMPLETED:
             return []  # the whole message once more
         data = from_text(event.data)
@@ -123,7 +114,7 @@ class Rendering(ABC):
                 if event.final:
                     self.over = self.has_ended = True
                     return [*self._close_text(), *self.ended(data, facts)]
-                return self._begin() if data["status"] == RunStatus.RUNNING else []
+                return self.begin() if data["status"] == RunStatus.RUNNING else []
             case StreamType.TOOL_STARTED:
                 return self._show(_call(data))
             case StreamType.TOOL_PARKED:
@@ -135,7 +126,7 @@ class Rendering(ABC):
                 shown = self._show(_call(data))
                 return [*shown, *self.output(self.calls.pop(data["toolInvocationId"]), data)]
             case StreamType.WAITPOINT_OPENED:
-                return self._opened(data, facts.call, asks)
+                return self._opened(data, facts, asks)
             case StreamType.WAITPOINT_RESOLVED:
                 # If the waitpoint is shown as a call of its own, this is the outcome of the call.
                 call = self.calls.pop(data["id"], None)
@@ -161,12 +152,6 @@ class Rendering(ABC):
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> list[Part]:
-        if self.begun:
-            return []
-        self.begun = True
-        return self.started()
-
     def _text(self, text: str, overtaken: bool) -> list[Part]:
         start, self.length = self.length, self.length + len(text)
         text = text[max(0, self.earlier - start) :]
@@ -190,7 +175,7 @@ class Rendering(ABC):
         return parts
 
     def _begin_turn(self) -> list[Part]:
-        parts = [*self._begin(), *self._close_text()]
+        parts = [*self.begin(), *self._close_text()]
         self.turn += 1
         self.calls_of, self.has_text = None, False
         return [*parts, *self.turn_started()]
@@ -237,8 +222,8 @@ class Rendering(ABC):
     # Whether a question that belongs to no call is shown as a call.
     shows_questions: ClassVar[bool] = True
 
-    def started(self) -> list[Part]:
-        """The run executes for the first time."""
+    def begin(self) -> list[Part]:
+        """The run executes, perhaps not for the first time."""
         return []
 
     def resumed(self) -> list[Part]:

@@ -44,10 +44,6 @@ class FrontViewSet(ServiceViewSet):
     idempotent_actions = frozenset()
     stream_headers: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.answered_now: set[str] = set()
-
     def chat(self, key: str) -> Chat:
         """The caller's chat with this id or client id. Raises NotFound."""
         if (found := find_chat(self.request.user, key)) is None:
@@ -113,21 +109,13 @@ class FrontViewSet(ServiceViewSet):
         except ValidationFailed as error:
             raise starts.renamed(error, "run", given) from None
 
-    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> str:
-        """Returns the waitpoint's id. A body can answer it thousands of times; the first answer counts."""
+    def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:
         self.require_scope("waitpoints:respond")
-        if waitpoint.pk not in self.answered_now:
-            services.respond(waitpoint, answer | {"kind": waitpoint.kind})
-            self.answered_now.add(waitpoint.pk)
-        return waitpoint.pk
+        services.respond(waitpoint, answer | {"kind": waitpoint.kind})
 
-    def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> str:
-        """Returns the call's id. The first outcome counts, as in ``respond``."""
+    def submit(self, call: ToolInvocation, outcome: dict[str, Any]) -> None:
         self.require_scope("runs:write")
-        if call.pk not in self.answered_now:
-            services.submit_result(call, outcome)
-            self.answered_now.add(call.pk)
-        return call.pk
+        services.submit_result(call, outcome)
 
 
 def position_of(request: Request) -> Position:

@@ -12,7 +12,7 @@ from runs.fronts import body
 from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import SNAPSHOT_CHARS, tool_call
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.rendering import Call, Facts, Rendering
+from runs.fronts.rendering import Call, Rendering
 from runs.llm import refusals, wire
 from runs.llm.http import DOCUMENT_MAX_BYTES as DOCUMENT
 from runs.models import Run
@@ -40,7 +40,7 @@ from tests.architecture.worst_scanner_inputs import TOOL
 # What a stream of a provider or a client brings at once, at most.
 CHUNK = 384 * KIB
 INTERRUPTED = Call("inv_a", "tool", 1)
-RUN = Run(id="run_a", chat_id="chat_a")
+RUN = Run(id="run_a", chat_id="chat_a", assistant_message_id="msg_a")
 OPENING = Opening("run_a", 0, 1, over=False, user_id=1)
 
 
@@ -57,7 +57,7 @@ def url_of(text: str) -> Any:
 def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -> bytes:
     """An event as frames of a chat front end."""
     event = Event(2, kind, to_text(data))
-    return body.Frames(new(), OPENING).of(event, Facts("msg_a", INTERRUPTED))
+    return body.Frames(new(), OPENING).of(event, INTERRUPTED)
 
 
 RENDERINGS: tuple[Callable[[], Rendering], ...] = (partial(Chunks, RUN), partial(events.AgUi, RUN, "thread", "name"))

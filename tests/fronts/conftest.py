@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from config.kernel.jsontext import to_text
-from runs.fronts.rendering import NO_FACTS, Facts, Part, Rendering
+from runs.fronts.rendering import Facts, Part, Rendering
 from runs.streams.reads import Event
 from tests.lifecycle.conftest import Bench, bench, engines  # noqa: F401
 
@@ -77,7 +77,7 @@ class Feed:
         self.rendering, self.index = rendering, 0
 
     def __call__(
-        self, kind: str, facts: Facts = NO_FACTS, /, *, final: bool = False, how: Any = (), **data: Any
+        self, kind: str, facts: Facts = None, /, *, final: bool = False, how: Any = (), **data: Any
     ) -> list[Part]:
         self.index += 1
         return self.rendering.feed(Event(self.index, kind, to_text(data), final), facts, **dict(how))

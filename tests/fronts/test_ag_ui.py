@@ -604,8 +604,9 @@ def test_only_a_key_that_reads_chats_gets_the_user_s_messages(thread, user, more
     # The client of a live stream gets another snapshot where the provider fails.
     live = rendered.AgUi(Run.objects.get(pk=run["id"]))
     live.with_user_messages = bool(more)
+    live.is_sent = live.has_text = True
     (reset,) = (each for each in existing(run["id"], 0, run["lastStreamIndex"]) if each.type == "message.reset")
-    snapshot = json.loads(live.facts_of(reset).messages)
+    snapshot = json.loads(live.facts_of(reset))
     assert [message["role"] for message in snapshot["messages"]] == roles[:-1]
 
 

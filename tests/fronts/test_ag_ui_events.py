@@ -6,8 +6,8 @@ import pytest
 
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
-from runs.fronts.ag_ui.events import AgUi, Transcript, snapshot
-from runs.fronts.rendering import NO_FACTS, Call, Facts
+from runs.fronts.ag_ui.events import AgUi, snapshot, tool_call, tool_message
+from runs.fronts.rendering import Call, Facts
 from runs.models import Run
 from runs.streams.reads import Event
 
@@ -17,41 +17,40 @@ ENDS = ("RUN_FINISHED", "RUN_ERROR")
 
 
 def status(value: str, **more: Any) -> Given:
-    run = Run(id="run_1", input_tokens=3, output_tokens=2, cached_input_tokens=1)
+    run = Run(id="run_1", assistant_message_id="msg_1", input_tokens=3, output_tokens=2, cached_input_tokens=1)
     run.credits_spent = 1_000_000
-    facts = Facts("msg_1", run=run)
-    return StreamType.RUN_STATUS, {"status": value, **more}, facts
+    return StreamType.RUN_STATUS, {"status": value, **more}, run
 
 
 def delta(text: str) -> Given:
-    return StreamType.MESSAGE_DELTA, {"text": text}, NO_FACTS
+    return StreamType.MESSAGE_DELTA, {"text": text}, None
 
 
 def started(call: str, turn: int = 1, name: str = "calculate", **more: Any) -> Given:
     data = {"toolInvocationId": call, "name": name, "turnIndex": turn, "input": {"a": 1}, **more}
-    return StreamType.TOOL_STARTED, data, NO_FACTS
+    return StreamType.TOOL_STARTED, data, None
 
 
 def completed(call: str, turn: int = 1, state: str = "COMPLETED", **more: Any) -> Given:
     data = {"toolInvocationId": call, "name": "calculate", "turnIndex": turn, "status": state, "result": "2"}
-    return StreamType.TOOL_COMPLETED, data | more, NO_FACTS
+    return StreamType.TOOL_COMPLETED, data | more, None
 
 
 def parked(call: str, awaiting: str) -> Given:
     data = {"toolInvocationId": call, "name": "pick", "turnIndex": 1, "awaiting": awaiting}
-    return "tool.parked", data | {"expiresAt": "2027-01-01T00:00:00.000Z"}, NO_FACTS
+    return "tool.parked", data | {"expiresAt": "2027-01-01T00:00:00.000Z"}, None
 
 
 def approval(call: str | None = "inv_1", turn: int = 1, **payload: Any) -> Given:
     asked = {"toolName": "draw_chart", "estimatedCredits": 12, "threshold": 10, "input": {"t": 1}} | payload
     about = Call(call, "draw_chart", turn, asked["input"]) if call else None
     waitpoint = {"id": "wp_1", "kind": "CREDIT_APPROVAL", "expiresAt": "2027-01-01T00:00:00.000Z"}
-    return StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": asked}, Facts(call=about)
+    return StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": asked}, about
 
 
 BEFORE = snapshot([{"id": "before"}])
-RESET: Given = (StreamType.MESSAGE_RESET, {"messageId": "msg_1"}, Facts(messages=BEFORE))
-END = [(StreamType.MESSAGE_COMPLETED, {"messageId": "msg_1", "content": ""}, NO_FACTS), status("completed")]
+RESET: Given = (StreamType.MESSAGE_RESET, {"messageId": "msg_1"}, BEFORE)
+END = [(StreamType.MESSAGE_COMPLETED, {"messageId": "msg_1", "content": ""}, None), status("completed")]
 
 
 def rendering() -> AgUi:
@@ -91,11 +90,52 @@ def check(events: list[dict[str, Any]]) -> None:
             assert not opened
 
 
+class Client:
+    """Builds messages from AG-UI events as the official client does."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.texts: list[str] = []
+
+    def take(self, events: list[Any]) -> None:
+        for event in events:
+            if isinstance(event, str):  # a snapshot: the text of this turn is void
+                self.messages.pop()
+                continue
+            match event["type"]:
+                case "TEXT_MESSAGE_START":
+                    self._assistant(event["messageId"])
+                case "TEXT_MESSAGE_CONTENT":
+                    self.texts.append(event["delta"])
+                case "TEXT_MESSAGE_END":
+                    self.end_text()
+                case "TOOL_CALL_START":
+                    call = tool_call(event["toolCallId"], event["toolCallName"])
+                    self._assistant(event["parentMessageId"]).setdefault("toolCalls", []).append(call)
+                case "TOOL_CALL_ARGS":
+                    call["function"]["arguments"] = event["delta"]
+                case "TOOL_CALL_RESULT":
+                    self.messages.append(tool_message(event["toolCallId"], event["content"]))
+
+    def end_text(self) -> None:
+        if self.texts:
+            self.messages[-1]["content"] = "".join(self.texts)
+            self.texts.clear()
+
+    def _assistant(self, message_id: str) -> dict[str, Any]:
+        """The message with this id, or a new one. Only results of its calls can be after the message."""
+        last = next((message for message in reversed(self.messages) if message["role"] != "tool"), None)
+        if last is not None and last["id"] == message_id:
+            return last
+        self.messages.append({"id": message_id, "role": "assistant"})
+        return self.messages[-1]
+
+
 def conversation(*happened: Given) -> list[dict[str, Any]]:
     """The messages that the client has in the end."""
     events = render(*happened)
     check(events)
-    seen = Transcript([])
+    seen = Client()
     seen.take(events)
     return seen.messages
 
@@ -149,7 +189,7 @@ def test_a_turn_without_text_counts() -> None:
 def test_a_reset_voids_the_text_of_its_turn_only() -> None:
     happened = [
         *(delta("A"), started("inv_1"), completed("inv_1"), delta("\n\nflaky")),
-        *(RESET, delta("A"), (StreamType.MODEL_RETRYING, {"attempt": 1}, NO_FACTS), delta("\n\nB"), *END),
+        *(RESET, delta("A"), (StreamType.MODEL_RETRYING, {"attempt": 1}, None), delta("\n\nB"), *END),
     ]
     events = render(*happened)
     after = [type_of(event) for event in events[events.index(BEFORE) - 1 :]]
@@ -240,7 +280,7 @@ def test_a_run_that_waits_for_credits_interrupts_without_a_call() -> None:
 def test_a_question_interrupts(asked: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
     waitpoint = {"id": "wp_1", "kind": "CLARIFICATION", "expiresAt": "2027-01-01T00:00:00.000Z"}
     payload = {"question": "Which day?", **asked}
-    (finished,) = render((StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": payload}, NO_FACTS))
+    (finished,) = render((StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": payload}, None))
     (interrupt,) = finished["outcome"]["interrupts"]
     assert (interrupt["reason"], interrupt["message"]) == ("clarification", "Which day?")
     expected = {"type": "object", "properties": {name: schema}, "required": [name]}
@@ -261,7 +301,7 @@ def test_the_clients_calls_end_the_run_once_nothing_else_is_open() -> None:
 
 def test_a_call_that_awaits_its_tool_shows_its_progress() -> None:
     progress = {"toolInvocationId": "inv_1", "name": "pick", "fraction": 0.5, "message": "half", "at": ""}
-    events = render(started("inv_1"), parked("inv_1", "tool"), ("tool.progress", progress, NO_FACTS))
+    events = render(started("inv_1"), parked("inv_1", "tool"), ("tool.progress", progress, None))
     assert [event["type"] for event in events[3:]] == ["ACTIVITY_SNAPSHOT", "ACTIVITY_SNAPSHOT"]
     assert events[-1]["messageId"] == "inv_1.progress"
     assert events[-1]["content"] | {"status": "parked", "fraction": 0.5, "message": "half"} == events[-1]["content"]

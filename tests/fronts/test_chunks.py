@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.rendering import Call, Facts
+from runs.fronts.rendering import Call
 from runs.models import Run
 from runs.serializers import UsageSerializer
 from tests.fronts.conftest import Feed
 
 DRAW = {"toolInvocationId": "inv_1", "name": "draw_chart", "turnIndex": 1, "callIndex": 1, "status": "DISPATCHING"}
-RUN = Run(id="run_1", chat_id="chat_1", status="completed", finish_reason="stop", turn_count=2)
+RUN = Run(
+    id="run_1", chat_id="chat_1", assistant_message_id="msg_1", status="completed", finish_reason="stop", turn_count=2
+)
 RUN.credits_spent = 12_500_000
-ENDED = Facts(run=RUN)
 APPROVAL = {
     "id": "wp_1",
     "kind": "CREDIT_APPROVAL",
@@ -27,7 +28,7 @@ APPROVAL = {
 def feed() -> Feed:
     made = Feed(Chunks(Run(id="run_1", chat_id="chat_1")))
     assert made("run.status", status="queued") == []
-    (start,) = made("run.status", Facts("msg_1"), status="running")
+    (start,) = made("run.status", RUN, status="running")
     assert start == {"type": "start", "messageId": "msg_1", "messageMetadata": {"runId": "run_1", "chatId": "chat_1"}}
     return made
 
@@ -37,7 +38,7 @@ def types(parts: list[Any]) -> list[str]:
 
 
 def done(feed: Feed, status: str = "completed", **data: Any) -> list[Any]:
-    return feed("run.status", ENDED, final=True, status=status, **data)
+    return feed("run.status", RUN, final=True, status=status, **data)
 
 
 def test_text_and_calls_of_two_turns(feed):
@@ -72,7 +73,7 @@ def test_numbers_keep_their_digits(feed):
 
 
 def test_an_approval_ends_the_stream(feed):
-    asked = feed("waitpoint.opened", Facts(call=Call("inv_1", "draw_chart", 1, {"t": 1})), **APPROVAL)
+    asked = feed("waitpoint.opened", Call("inv_1", "draw_chart", 1, {"t": 1}), **APPROVAL)
     assert types(asked) == ["start-step", "tool-input-available", "tool-approval-request", "finish-step", "finish"]
     assert asked[2] == {
         "type": "tool-approval-request",
@@ -86,7 +87,7 @@ def test_an_approval_ends_the_stream(feed):
 
 
 def test_an_answered_approval_is_no_question_any_more(feed):
-    call = Facts(call=Call("inv_1", "draw_chart", 1, {"t": 1}))
+    call = Call("inv_1", "draw_chart", 1, {"t": 1})
     asked = feed("waitpoint.opened", call, how={"asks": False}, **APPROVAL)
     assert types(asked) == ["start-step", "tool-input-available"]
     assert feed("waitpoint.resolved", **APPROVAL) == feed("tool.started", **DRAW, input={"t": 1}) == []
@@ -97,7 +98,7 @@ def test_an_answered_approval_is_no_question_any_more(feed):
 
 
 def test_a_question_is_a_call_of_the_client(feed):
-    call = Facts(call=Call("inv_2", "ask_user", 1, {"question": "When?"}, "client"))
+    call = Call("inv_2", "ask_user", 1, {"question": "When?"}, "client")
     waitpoint = {"id": "wp_2", "kind": "CLARIFICATION", "requestPayload": {"question": "When?"}, "expiresAt": ""}
     asked = feed("waitpoint.opened", call, **waitpoint)
     assert types(asked) == ["start-step", "tool-input-available", "finish-step", "finish"]

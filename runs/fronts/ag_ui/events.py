@@ -9,11 +9,12 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from chats.models import Message
+from config.api.live import Broken
 from config.kernel import money
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
 from runs.fronts.reads import Recorded, recorded_of
-from runs.fronts.rendering import NO_FACTS, Call, Data, Facts, Part, Rendering, amounts
+from runs.fronts.rendering import Call, Data, Facts, Part, Rendering, amounts
 from runs.models import ClientRun, InvocationStatus, Run, RunStatus, WaitpointKind
 from runs.streams.reads import Event, existing
 from runs.streams.views import as_line
@@ -60,11 +61,11 @@ class AgUi(Rendering):
         return super().wants(event) or (event.type == StreamType.MESSAGE_RESET and self.is_sent and self.has_text)
 
     def facts_of(self, event: Event) -> Facts:
-        """For a reset: the messages before the text that it makes void."""
-        if event.type != StreamType.MESSAGE_RESET:
+        if event.type != StreamType.MESSAGE_RESET or not self.wants(event):
             return super().facts_of(event)
-        run = Run.objects.filter(pk=self.run_id).first()
-        return Facts(messages=self.snapshot(until(AgUi(run), run, event.index, self.then))) if run else NO_FACTS
+        if (run := Run.objects.filter(pk=self.run_id).first()) is None:
+            raise Broken
+        return self.snapshot(Transcript(run, event.index, self.then).messages)
 
     def snapshot(self, messages: Sequence[Data]) -> str:
         return snapshot([message for message in messages if self.with_user_messages or message["role"] != "user"])
@@ -88,13 +89,13 @@ class AgUi(Rendering):
             return []
         if status["status"] == RunStatus.CANCELLED:
             return [self.of_run("RUN_FINISHED", outcome={"type": "cancelled"})]
-        counts = {"inputTokens": facts.run.input_tokens, "outputTokens": facts.run.output_tokens}
-        total = {"cachedInputTokens": facts.run.cached_input_tokens, "totalTokens": sum(counts.values())}
+        counts = {"inputTokens": facts.input_tokens, "outputTokens": facts.output_tokens}
+        total = {"cachedInputTokens": facts.cached_input_tokens, "totalTokens": sum(counts.values())}
         if status["status"] != RunStatus.COMPLETED:
             error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": [counts | total]}
             return [{"type": "RUN_ERROR", **error}]
-        used = money.to_number(facts.run.credits_spent)
-        result = {"runId": self.run_id, "creditsUsed": used, "output": facts.run.output}
+        used = money.to_number(facts.credits_spent)
+        result = {"runId": self.run_id, "creditsUsed": used, "output": facts.output}
         return [self.of_run("RUN_FINISHED", result=result, usage=[counts | total])]
 
     def client_calls(self) -> list[Part]:
@@ -109,7 +110,7 @@ class AgUi(Rendering):
         return [{"type": f"TEXT_MESSAGE_{kind}", "messageId": self.turn_message, **about}]
 
     def text_voided(self, facts: Facts) -> list[Part]:
-        return [*(self.text("end") if self.text_is_open else []), facts.messages]
+        return [*(self.text("end") if self.text_is_open else []), facts]
 
     def call(self, call: Call) -> list[Part]:
         names = {"toolCallId": call.id, "toolCallName": call.name, "parentMessageId": self.turn_message}
@@ -176,65 +177,58 @@ def snapshot(messages: Sequence[Data]) -> str:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-class Transcript:
-    """Builds messages from AG-UI events as the official client does."""
-
-    def __init__(self, messages: list[AgUiMessage]) -> None:
-        self.messages = messages
-        self.texts: list[str] = []
-
-    def take(self, events: Iterable[Part]) -> None:
-        for event in events:
-            if isinstance(event, str):  # a snapshot: the text of this turn is void
-                self.messages.pop()
-                continue
-            match event["type"]:
-                case "TEXT_MESSAGE_START":
-                    self._assistant(event["messageId"])
-                case "TEXT_MESSAGE_CONTENT":
-                    self.texts.append(event["delta"])
-                case "TEXT_MESSAGE_END":
-                    self.end_text()
-                case "TOOL_CALL_START":
-                    call = tool_call(event["toolCallId"], event["toolCallName"])
-                    self._assistant(event["parentMessageId"]).setdefault("toolCalls", []).append(call)
-                case "TOOL_CALL_ARGS":
-                    call["function"]["arguments"] = event["delta"]
-                case "TOOL_CALL_RESULT":
-                    self.messages.append(tool_message(event["toolCallId"], event["content"]))
-
-    def end_text(self) -> None:
-        if self.texts:
-            self.messages[-1]["content"] = "".join(self.texts)
-            self.texts.clear()
-
-    def _assistant(self, message_id: str) -> AgUiMessage:
-        """The message with this id, or a new one. Only results of its calls can be after the message."""
-        last = next((message for message in reversed(self.messages) if message["role"] != "tool"), None)
-        if last is not None and last["id"] == message_id:
-            return last
-        self.messages.append({"id": message_id, "role": "assistant"})
-        return self.messages[-1]
-
-
-def until(rendering: AgUi, run: Run, last: int, then: Sequence[Run] = ()) -> list[AgUiMessage]:
+class Transcript(AgUi):
     """The messages of the run's chat up to the run's event ``last``, then the user's messages of queued runs and of
-    ``then``, which may have started meanwhile. ``rendering`` must be new; it is fed with the run's events.
+    ``then``, which may have started meanwhile. They are what the official client makes of the events.
     """
-    earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
-    shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
-    asked = Message.objects.filter(pk=run.user_message_id)
-    transcript = Transcript([*messages_of(run, shown), *messages_of(run, asked)])
-    for event in existing(run.pk, 0, last):
-        if event.index > last:
-            break
-        facts = rendering.facts_of(event) if rendering.wants(event) else NO_FACTS
-        transcript.take(rendering.feed(event, facts, asks=False))
-    transcript.end_text()
-    later = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at).order_by()
-    queued = later.filter(Q(status=RunStatus.QUEUED) | Q(pk__in=[each.pk for each in then]))
-    waiting = Message.objects.filter(run_id__in=queued.values("pk"), role=Message.Role.USER)
-    return [*transcript.messages, *messages_of(run, waiting)]
+
+    def __init__(self, run: Run, last: int, then: Sequence[Run] = (), thread: str = "", name: str = "") -> None:
+        super().__init__(run, thread, name, then)
+        earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
+        shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
+        asked = Message.objects.filter(pk=run.user_message_id)
+        self.messages = [*messages_of(run, shown), *messages_of(run, asked)]
+        # The message of the last turn, and the pieces of its text.
+        self.message: AgUiMessage = {}
+        self.pieces: list[str] = []
+        for event in existing(run.pk, 0, last):
+            if event.index > last:
+                break
+            self.feed(event, self.facts_of(event), asks=False)
+        self._close_text()
+        later = Run.objects.filter(chat=run.chat_id, created_at__gt=run.created_at).order_by()
+        queued = later.filter(Q(status=RunStatus.QUEUED) | Q(pk__in=[each.pk for each in then]))
+        waiting = Message.objects.filter(run_id__in=queued.values("pk"), role=Message.Role.USER)
+        self.messages += messages_of(run, waiting)
+
+    def text(self, step: str, **more: str) -> list[Part]:
+        if step == "delta":
+            self.pieces.append(more["delta"])
+        elif step == "end":
+            self._begun()["content"] = "".join(self.pieces)
+            self.pieces.clear()
+        return []
+
+    def text_voided(self, facts: Facts) -> list[Part]:
+        self.pieces.clear()
+        return []
+
+    def call(self, call: Call) -> list[Part]:
+        shown = tool_call(call.id, call.name, to_text(call.input))
+        self._begun().setdefault("toolCalls", []).append(shown)
+        return []
+
+    def output(self, call: Call, data: Data) -> list[Part]:
+        content = told(data["status"], data.get("result"), data.get("errorMessage"))
+        self.messages.append(tool_message(call.id, content))
+        return []
+
+    def _begun(self) -> AgUiMessage:
+        """The message of this turn."""
+        if self.message.get("id") != self.turn_message:
+            self.message = {"id": self.turn_message, "role": "assistant"}
+            self.messages.append(self.message)
+        return self.message
 
 
 def messages_of(run: Run, shown: QuerySet[Message]) -> list[AgUiMessage]:
@@ -266,7 +260,7 @@ def _shown(row: Message, recorded: Mapping[str, Recorded], names: Mapping[str, s
     if row.role == Message.Role.USER:
         yield {"id": names.get(row.run_id, row.pk), "role": "user", "content": row.content}
         return
-    for turn, (text, calls, _) in enumerate(recorded[row.run_id].steps(row.content), 1):
+    for turn, (text, calls) in enumerate(recorded[row.run_id].steps(row.content), 1):
         made = [tool_call(call.pk, call.name, to_text(call.input)) for call in calls]
         said = ({"content": text} if text else {}) | ({"toolCalls": made} if made else {})
         yield {"id": turn_message(row.pk, turn), "role": "assistant", **said}

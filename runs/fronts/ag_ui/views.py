@@ -18,7 +18,7 @@ from config.kernel.jsontext import require_text
 from runs import catalogue, services
 from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events, requests
-from runs.fronts.ag_ui.events import CAPABILITIES, AgUi
+from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
 from runs.fronts.ag_ui.requests import Sent
 from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
@@ -114,7 +114,7 @@ class AgUiViewSet(FrontViewSet):
             row, repeats = self.started(chat, key, sent, agent), False
         rendering = self.rendering(row.run, sent.thread, sent.name, line)
         if repeats:
-            rendering.before = rendering.snapshot(events.until(AgUi(row.run), row.run, row.index, line))
+            rendering.before = rendering.snapshot(Transcript(row.run, row.index, line).messages)
         else:
             rendering.given = given
         return self.in_turn(rendering, row.run, row.index)
@@ -230,12 +230,11 @@ class AgUiViewSet(FrontViewSet):
         if run.is_over:
             shown = events.messages_of(run, Message.objects.all())
         else:
-            seen = AgUi(run, sent.thread, sent.name)
             rendering.then = [each for each in live_runs(run.chat_id) if each.created_at > run.created_at]
-            shown = events.until(seen, run, last, rendering.then)
-            ends = []
+            seen = Transcript(run, last, rendering.then, sent.thread, sent.name)
+            shown, ends = seen.messages, []
             if reads.asks_at(run.pk, last):
-                ends = seen.ask_now()[-1:]
+                ends = seen.ask_now()
             elif seen.awaits_client and reads.only_the_client_can_go_on(run.pk, seen.calls, last):
                 ends = seen.client_calls()
         # Without the results of calls that are not shown.

@@ -25,9 +25,12 @@ STEP = {"type": "step-start"}
 
 class Chunks(Rendering):
     closing = ("[DONE]",)
-    step_is_open = False
+    has_begun = step_is_open = False
 
-    def started(self) -> list[Part]:
+    def begin(self) -> list[Part]:
+        if self.has_begun:
+            return []
+        self.has_begun = True
         about = {"runId": self.run_id, "chatId": self.chat_id}
         return [{"type": "start", "messageId": self.message_id, "messageMetadata": about}]
 
@@ -87,12 +90,12 @@ class Chunks(Rendering):
     def ended(self, status: Data, facts: Facts) -> list[Part]:
         parts = self.step_ended()
         if status["status"] == RunStatus.COMPLETED:
-            reason = facts.run.finish_reason or "stop"
-            return [*parts, {"type": "finish", "finishReason": reason, "messageMetadata": completed(facts.run)}]
+            about = completed(facts)
+            return [*parts, {"type": "finish", "finishReason": facts.finish_reason or "stop", "messageMetadata": about}]
         if status["status"] == RunStatus.CANCELLED:
             return [*parts, {"type": "abort", "reason": "cancelled"}, {"type": "finish", "finishReason": "other"}]
-        about = {"status": status["status"], "errorCode": status.get("errorCode")}
-        failed = [{"type": "message-metadata", "messageMetadata": about}]
+        code = {"status": status["status"], "errorCode": status.get("errorCode")}
+        failed = [{"type": "message-metadata", "messageMetadata": code}]
         return [*parts, *failed, {"type": "error", "errorText": status.get("errorMessage") or ""}]
 
 
@@ -197,50 +200,58 @@ def _sent(message: Message, base: str) -> list[dict[str, Any]]:
 
 def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    if first := recorded.own(0):
-        parts += [STEP, *map(_own, first)]
-    for text, calls, own in recorded.steps(message.content, asks=True):
-        if text or calls or not parts:
+    for text, shown in recorded.steps(message.content, asks=True):
+        if text or not parts or any(isinstance(each, ToolInvocation) for each in shown):
             parts.append(STEP)
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
-        for number, call in enumerate(calls):
-            while own and own[0].created_at < recorded.shown_at(call):
-                parts.append(_own(own.pop(0)))
-            parts += [STEP] if _is_beside(call, calls[:number], recorded) else []
-            parts.append(_tool(call, recorded))
-        parts += map(_own, own)
+        for number, each in enumerate(shown):
+            if isinstance(each, Waitpoint):
+                parts.append(_own(each))
+                continue
+            parts += [STEP] if _is_beside(each, shown[:number], recorded) else []
+            parts.append(_tool(each, recorded))
     return parts
 
 
-def _is_beside(call: ToolInvocation, before: list[ToolInvocation], recorded: Recorded) -> bool:
+def _is_beside(call: ToolInvocation, before: list[Any], recorded: Recorded) -> bool:
     """Whether only calls of the server were open when this one was shown: the same rule as ``Chunks.before_answer``."""
     asked = recorded.waitpoints_of(call)[:1]
     is_of_app = call.node_type == CLIENT and call.started_at is not None
     if not is_of_app and not (asked and asked[0].kind == WaitpointKind.CREDIT_APPROVAL):
         return False
     shown_at = recorded.shown_at(call)
-    is_open = [each for each in before if each.finished_at is None or each.finished_at > shown_at]
+    calls = [each for each in before if isinstance(each, ToolInvocation)]
+    is_open = [each for each in calls if each.finished_at is None or each.finished_at > shown_at]
     return bool(is_open) and all(Call.of(each).awaiting is None for each in is_open)
 
 
+def _part(call: Call, is_open: bool, approval: Waitpoint | None, state: dict[str, Any]) -> dict[str, Any]:
+    part = {"type": "dynamic-tool"} | shown(call) | (executed(call) if is_open else {"providerExecuted": True})
+    return part | ({} if approval is None else {"approval": _approval(approval)}) | state
+
+
 def _tool(row: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
-    call, approval = Call.of(row), recorded.approval_of(row)
-    part = {"type": "dynamic-tool"} | shown(call) | (executed(call) if row.is_open else {"providerExecuted": True})
-    if approval is not None:
-        part["approval"] = _approval(approval)
-    return part | _state(row, call, approval)
-
-
-def _state(row: ToolInvocation, call: Call, approval: Waitpoint | None) -> dict[str, Any]:
+    call, state = Call.of(row), {"state": "input-available"}
+    approvals = [each for each in recorded.waitpoints_of(row) if each.kind == WaitpointKind.CREDIT_APPROVAL]
+    approval = approvals[-1] if approvals else None
     if not row.is_open:
-        return ended_as(call, row.status, ToolInvocationSerializer(row).data["result"], row.error_message)
-    if approval is not None and row.status == InvocationStatus.PENDING:
+        state = ended_as(call, row.status, ToolInvocationSerializer(row).data["result"], row.error_message)
+    elif approval is not None and row.status == InvocationStatus.PENDING:
         is_pending = approval.status == WaitpointStatus.PENDING
-        return {"state": "approval-requested" if is_pending else "approval-responded"}
-    if row.awaiting == Awaiting.TOOL:
-        return parked(clock.iso(row.expires_at), row.progress or {})
-    return {"state": "input-available"}
+        state = {"state": "approval-requested" if is_pending else "approval-responded"}
+    elif row.awaiting == Awaiting.TOOL:
+        state = parked(clock.iso(row.expires_at), row.progress or {})
+    return _part(call, row.is_open, approval, state)
+
+
+def _own(waitpoint: Waitpoint) -> dict[str, Any]:
+    """The part of a waitpoint that is shown as a call of its own."""
+    call = Call.asking(waitpoint.pk, waitpoint.kind, WaitpointSerializer(waitpoint).data["requestPayload"])
+    approval = waitpoint if call.awaiting is None else None
+    is_open = waitpoint.status == WaitpointStatus.PENDING
+    asked = {"state": "input-available" if approval is None else "approval-requested"}
+    return _part(call, is_open, approval, asked if is_open else answered_as(waitpoint.resolved_payload))
 
 
 def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
@@ -249,14 +260,3 @@ def _approval(waitpoint: Waitpoint) -> dict[str, Any]:
     about = {"id": waitpoint.pk, "descriptor": amounts(asked) | {"expiresAt": data["expiresAt"]}}
     answer = {name: given[name] for name in ("approved", "reason") if name in given}
     return about | {"requestReason": reason(asked)} | answer
-
-
-def _own(waitpoint: Waitpoint) -> dict[str, Any]:
-    """The part of a waitpoint that is shown as a call of its own."""
-    call = Call.asking(waitpoint.pk, waitpoint.kind, WaitpointSerializer(waitpoint).data["requestPayload"])
-    part = {"type": "dynamic-tool"} | shown(call) | executed(call)
-    if call.awaiting is None:
-        part["approval"] = _approval(waitpoint)
-    if waitpoint.status == WaitpointStatus.PENDING:
-        return part | {"state": "approval-requested" if call.awaiting is None else "input-available"}
-    return part | {"providerExecuted": True} | answered_as(waitpoint.resolved_payload)

@@ -27,8 +27,9 @@ from runs.fronts import reads, starts
 from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
+from runs.fronts.rendering import CLIENT
 from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
-from runs.models import Run, Waitpoint
+from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
 FILE_NAME_MAX_CHARS = 255
@@ -228,30 +229,34 @@ class AiSdkViewSet(FrontViewSet):
         rows = messages_of(self.request.user).filter(chat=self.chat(sent.chat), role=Message.Role.ASSISTANT)
         message = find(rows, sent.message_id)
         found = recorded_of(self.request.user, [message])[message.run_id]
-        answers = {name for part in sent.parts if (name := self.answer(found, part)) is not None}
+        answers = set[str]()
+        for part in sent.parts:
+            self.answer(found, part, answers)
         if not answers:
             raise ValidationFailed({"messages": ["The last message answers nothing of this run."]})
         run = Run.objects.get(pk=found.run.pk)
         calls = {name for part in sent.parts if isinstance(name := part.get("toolCallId"), str)}
         return self.shown(run, (reads.index_of_stop(run.pk, answers, calls), 0), continues=True)
 
-    def answer(self, recorded: Recorded, part: dict[str, Any]) -> str | None:
-        """Give the part's answer. Returns the id of what it answers, now or in an earlier request; None: nothing."""
-        state, given = part.get("state"), part.get("approval")
+    def answer(self, recorded: Recorded, part: dict[str, Any], answers: set[str]) -> None:
+        """Give the part's answer, and add the id of what it answers, now or in an earlier request, to ``answers``. A
+        body can answer the same thousands of times; the first answer counts.
+        """
+        state, given, key = part.get("state"), part.get("approval"), part.get("toolCallId")
+        asked: Any = None
         if state == "approval-responded" and isinstance(given, dict):
-            if (waitpoint := recorded.approval(given.get("id"))) is None:
-                return None
+            asked = recorded.asked(WaitpointKind.CREDIT_APPROVAL, given.get("id"))
             answer = {"approved": given.get("approved")} | ({"reason": given["reason"]} if given.get("reason") else {})
-            return self.respond(waitpoint, answer)
-        if state not in ("output-available", "output-error"):
-            return None
-        failed = state == "output-error"
-        output = as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
-        if (waitpoint := recorded.question(part.get("toolCallId"))) is not None:
-            return self.respond(waitpoint, answer_of(waitpoint, output, failed=failed))
-        if (call := recorded.client_call(part.get("toolCallId"))) is not None:
-            return self.submit(call, {"error": output or "It failed."} if failed else {"result": output})
-        return None
+        elif (failed := state == "output-error") or state == "output-available":
+            output = as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
+            if asked := recorded.asked(WaitpointKind.CLARIFICATION, key):
+                answer = answer_of(asked, output, failed=failed)
+            else:
+                asked = next((each for each in recorded.calls if each.node_type == CLIENT and each.pk == key), None)
+                answer = {"error": output or "It failed."} if failed else {"result": output}
+        if asked is not None and asked.pk not in answers:
+            answers.add(asked.pk)
+            (self.respond if isinstance(asked, Waitpoint) else self.submit)(asked, answer)
 
     # --- the chat -----------------------------------------------------------------------------------------------------
 
