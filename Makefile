@@ -33,7 +33,9 @@ run: $(RUNNING) ## Run the whole service on 127.0.0.1:$PORT (8000), state under 
 
 # make does not pass on an interrupt that it alone receives. It deletes this target instead, and the program watches the file.
 $(RUNNING): $(VENV)/.installed FORCE
+	@touch $@
 	@RUNNING_FILE=$@ $(PY) -m config.local
+	@rm -f $@
 
 FORCE:
 

@@ -257,14 +257,7 @@ def main() -> None:
         except OSError as error:
             other = f"make run PORT={settings.PORT + 1}"
             sys.exit(f"Port {settings.PORT} cannot be used: {error.strerror}. Stop the other program, or: {other}")
-        if RUNNING_FILE:
-            RUNNING_FILE.touch()
-        try:
-            status = serve()
-        finally:
-            if RUNNING_FILE:
-                RUNNING_FILE.unlink(missing_ok=True)
-    sys.exit(status)
+        sys.exit(serve())
 
 
 if __name__ == "__main__":
