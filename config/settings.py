@@ -410,8 +410,6 @@ OTEL_EXPORTER_OTLP_ENDPOINT = ENV.text("OTEL_EXPORTER_OTLP_ENDPOINT")
 TRACE_URL = ENV.text("TRACE_URL")
 #: where exceptions are reported; needs `requirements-observability.txt`
 SENTRY_DSN = ENV.text("SENTRY_DSN")
-if OTEL_EXPORTER_OTLP_ENDPOINT:
-    MIDDLEWARE.insert(2, "config.api.middleware.TracingMiddleware")  # noqa: F405 - after the request's id and the probes
 
 # --- admin (docs/admin.md) -------------------------------------------------------------------------------------------
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]

@@ -49,35 +49,24 @@ class RequestIdMiddleware(Middleware):
             logs.run_id.set(run_id)
 
 
-class TracingMiddleware(Middleware):
-    """A span per request, within the client's trace if it sends ``traceparent``. Installed only with an endpoint."""
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        from opentelemetry.propagate import extract
-
-        about = {"request.id": logs.request_id.get()}
-        with tracing.span(str(request.method), kind="SERVER", parent=extract(request.headers), **about) as current:
-            response = self.get_response(request)
-            route = request.resolver_match.route if request.resolver_match else "(none)"
-            current.update_name(f"{request.method} {route}")
-            current.set_attribute("http.route", route)
-            current.set_attribute("http.response.status_code", response.status_code)
-            return response
-
-
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 requests = Counter("http_requests", "Requests by route, never by path, and status.", ["method", "route", "status"])
 request_seconds = Histogram("http_request_seconds", "Time from the head of a request to its answer.", ["route"])
 
 
 class MeasureMiddleware(Middleware):
-    """Counts every request except probes and scrapes."""
+    """Counts and traces every request except probes and scrapes. A span is within the trace that the client names."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         started = time.perf_counter()
-        response = self.get_response(request)
-        # The pattern, not the path: callers can send any path, and any method.
-        route = request.resolver_match.route if request.resolver_match else "(none)"
+        parent, about = tracing.parent_of(request.headers), {"request.id": logs.request_id.get()}
+        with tracing.span(str(request.method), kind="SERVER", parent=parent, **about) as span:
+            response = self.get_response(request)
+            # The pattern, not the path: callers can send any path, and any method.
+            route = request.resolver_match.route if request.resolver_match else "(none)"
+            if span is not None:
+                span.update_name(f"{request.method} {route}")
+                span.set_attributes({"http.route": route, "http.response.status_code": response.status_code})
         method = request.method if request.method in METHODS else "(other)"
         requests.labels(method, route, response.status_code).inc()
         request_seconds.labels(route).observe(time.perf_counter() - started)

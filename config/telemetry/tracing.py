@@ -70,13 +70,13 @@ def current() -> str | None:
     return carrier.get("traceparent")
 
 
-def parent_of(traceparent: str | None) -> Any:
-    """The ``parent`` for ``span`` from a stored ``traceparent``. None if there is a current span."""
-    if _tracer is None or traceparent is None or current() is not None:
+def parent_of(carrier: Any) -> Any:
+    """The ``parent`` for ``span`` that ``carrier.get`` names. None without ``traceparent``, or in a current span."""
+    if _tracer is None or carrier.get("traceparent") is None or current() is not None:
         return None
     from opentelemetry.propagate import extract
 
-    return extract({"traceparent": traceparent})
+    return extract(carrier)
 
 
 def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None
 
 def _begin_task(task_id: str, task: Any, **kwargs: Any) -> None:
     """Open a span for a task that a request started. Scheduled tasks get no span: there are too many of them."""
-    if (parent := parent_of(task.request.get("traceparent"))) is not None:
+    if (parent := parent_of(task.request)) is not None:
         task_span = span(f"task {task.name}", kind="CONSUMER", parent=parent, **{"task.id": task_id})
         task_span.__enter__()
         _tasks[task_id] = task_span

@@ -129,7 +129,7 @@ class Engine:
             claimed = await claim(self.process, run_id)
             if claimed is not None:
                 session = self.sessions[run_id] = Session(self.process, claimed)
-                parent = tracing.parent_of(claimed.run.trace_parent)
+                parent = tracing.parent_of({"traceparent": claimed.run.trace_parent})
                 with tracing.span("run", parent=parent, **{"run.id": run_id}) as span:
                     await execute(session)
                     if session.run.status == RunStatus.FAILED:
