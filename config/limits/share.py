@@ -6,25 +6,17 @@ What exceeds a user's share waits in the user's own line, in order and never bef
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Work on an input of this size takes about as long as a change of threads, at most a few milliseconds.
-SHORT_INPUT = 1000
-
-
-@dataclass(slots=True)
-class _User:
-    taken: int = 0
-    line: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+SHORT_INPUT = 1000  # work on an input of this size takes about as long as a change of threads, milliseconds at most
 
 
 class Share:
@@ -32,9 +24,9 @@ class Share:
 
     def __init__(self, per_user: int) -> None:
         self.per_user = per_user
-        self.taken = 0
-        self.waiting = 0
-        self._users: dict[Hashable, _User] = {}
+        self.taken = self.waiting = 0
+        self._taken = Counter[Hashable]()
+        self._lines: dict[Hashable, deque[tuple[int, asyncio.Future[None]]]] = {}
         self._lock = threading.RLock()
 
     @contextlib.asynccontextmanager
@@ -51,7 +43,7 @@ class Share:
         """Wait for places, which the caller gives back. ``amount`` is at most ``per_user``."""
         turn = asyncio.get_running_loop().create_future()
         with self._lock:
-            self._users.setdefault(user, _User()).line.append((amount, turn))
+            self._lines.setdefault(user, deque()).append((amount, turn))
             self._advance(user)
         self.waiting += 1
         try:
@@ -68,37 +60,35 @@ class Share:
     def take_now(self, user: Hashable, amount: int = 1) -> bool:
         """Take places, which the caller gives back, if that needs no wait. Returns whether it did."""
         with self._lock:
-            share = self._users.get(user) or _User()
-            if share.line or not self._has_room(share.taken, amount):
+            if user in self._lines or not self._has_room(self._taken[user], amount):
                 return False
-            self._users[user] = share
-            share.taken += amount
-            self.taken += amount
+            self._add(user, amount)
             return True
 
     def give_back(self, user: Hashable, amount: int = 1) -> None:
         with self._lock:
-            self._users[user].taken -= amount
-            self.taken -= amount
+            self._add(user, -amount)
             self._advance(user)
 
     def _has_room(self, taken: int, amount: int) -> bool:
         return taken + amount <= self.per_user
 
+    def _add(self, user: Hashable, amount: int) -> None:
+        self.taken += amount
+        self._taken[user] += amount
+        if not self._taken[user]:
+            del self._taken[user]
+
     def _advance(self, user: Hashable) -> None:
         with self._lock:
-            share = self._users.get(user) or _User()
-            while share.line:
-                amount, turn = share.line[0]
+            line = self._lines.get(user, deque())
+            while line and (line[0][1].cancelled() or self._has_room(self._taken[user], line[0][0])):
+                amount, turn = line.popleft()
                 if not turn.cancelled():
-                    if not self._has_room(share.taken, amount):
-                        break
-                    share.taken += amount
-                    self.taken += amount
+                    self._add(user, amount)
                     turn.set_result(None)
-                share.line.popleft()
-            if not (share.line or share.taken):
-                self._users.pop(user, None)
+            if not line:
+                self._lines.pop(user, None)
 
 
 class Room(Share):
