@@ -192,16 +192,11 @@ def next_model(error: ModelError, asked: Sequence[str], chain: Sequence[str], se
     tries = asked.count(model)
     may_ask_again = error.reason.retried or error.status == 429
     if may_ask_again and tries < settings.MODEL_ATTEMPTS:
-        delay = wait_seconds(tries, error.retry_after)
+        # As long as the provider asked for; otherwise a backoff with full jitter.
+        longest = min(MODEL_RETRY_SECONDS * 2 ** (tries - 1), MODEL_RETRY_AFTER_MAX_SECONDS)
+        delay = random.uniform(0.0, longest) if error.retry_after is None else error.retry_after  # noqa: S311
+        delay = min(delay, MODEL_RETRY_AFTER_MAX_SECONDS)
         if delay < seconds_left:
             return model, delay
     others = [name for name in chain if name not in asked] if seconds_left > 0 else []
     return next(iter(others), ""), 0.0
-
-
-def wait_seconds(tries: int, retry_after: float | None) -> float:
-    """The wait that the provider asked for, up to a limit; otherwise a backoff with full jitter."""
-    if retry_after is not None:
-        return min(retry_after, MODEL_RETRY_AFTER_MAX_SECONDS)
-    longest = MODEL_RETRY_SECONDS * 2 ** (tries - 1)
-    return random.uniform(0.0, min(longest, MODEL_RETRY_AFTER_MAX_SECONDS))  # noqa: S311
