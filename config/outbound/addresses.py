@@ -6,13 +6,14 @@ global unicast block without refused blocks. HTTP code belongs in ``config.outbo
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from config.outbound.urls import RequestFailed
 
@@ -20,8 +21,7 @@ from config.outbound.urls import RequestFailed
 OUTBOUND_LOOKUPS_MAX = 256
 OUTBOUND_LOOKUPS_PER_USER = 64
 
-# Address family and socket address, the arguments of socket() and connect().
-Target = tuple[socket.AddressFamily, tuple]
+Target = tuple[socket.AddressFamily, tuple]  # family and address, the arguments of socket() and connect()
 
 # The public Internet routes global unicast only. This excludes ::/8 (loopback, IPv4-compatible and -mapped),
 # 64:ff9b::/96 (NAT64), fc00::/7, fe80::/10, fec0::/10 and ff00::/8.
@@ -118,13 +118,10 @@ def is_address(host: str) -> bool:
 
 
 def _getaddrinfo(host: str, port: int) -> list[Target]:
-    try:
-        found: Sequence[tuple] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise LookupFailed("The host name could not be resolved.") from None
     families = (socket.AF_INET, socket.AF_INET6)
-    # In the order that the resolver prefers. It may return an address once per protocol.
-    targets = list(dict.fromkeys((family, address) for family, _, _, _, address in found if family in families))
-    if not targets:
-        raise LookupFailed("The host name could not be resolved.")
-    return targets
+    with contextlib.suppress(OSError, UnicodeError):
+        found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # In the order that the resolver prefers. It may return an address once per protocol.
+        if targets := list(dict.fromkeys((family, address) for family, *_, address in found if family in families)):
+            return targets
+    raise LookupFailed("The host name could not be resolved.")
