@@ -44,7 +44,7 @@ import asyncio, time
 from config.outbound import client
 async def send(numbers):
     for number in numbers:
-        await client.asend("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r}, connect_timeout=5,
+        await client.asend("POST", "http://127.0.0.1:{port}/{path}", headers={{}}, body={body!r},
             total_timeout=15, max_bytes=65536, allow_private=True, reuse=True)
 async def all_of(count):
     numbers = iter(range(count))

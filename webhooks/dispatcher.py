@@ -199,7 +199,6 @@ async def _send(claim: claims.Claim, milliseconds: int) -> client.Answer:
         delivery.endpoint.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
         body=body,
-        connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
         total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
         max_bytes=WEBHOOK_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,

@@ -26,7 +26,7 @@ def check_url(url: str) -> None:
     try:
         if "#" in url:
             raise ValueError("The URL must not contain a fragment.")
-        client.check_url(url, private, https_only=not private, timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
+        client.check_url(url, private, https_only=not private)
     except (client.AddressRefused, ValueError) as error:
         raise ValidationFailed({"url": [str(error)]}) from None
 

@@ -151,10 +151,10 @@ class Jwks:
 
     async def _fetch(self) -> None:
         """Ends within SESSION_JWKS_TIMEOUT_SECONDS and raises nothing that a provider can cause."""
-        seconds, headers = SESSION_JWKS_TIMEOUT_SECONDS, {"Accept": "application/json"}
-        limits = {"connect_timeout": seconds, "total_timeout": seconds, "max_bytes": JWKS_MAX_BYTES}
+        limits = {"total_timeout": SESSION_JWKS_TIMEOUT_SECONDS, "max_bytes": JWKS_MAX_BYTES}
+        headers = {"Accept": "application/json"}
         try:
-            answer = await client.asend("GET", self.url, headers=headers, body=None, allow_private=True, **limits)
+            answer = await client.asend("GET", self.url, headers=headers, allow_private=True, **limits)
             if answer.status != 200 or answer.truncated:
                 raise ValueError
             given = jwt.PyJWKSet.from_dict(json.loads(answer.body)).keys

@@ -7,6 +7,8 @@ certificates and sends no request twice. One deadline covers look-up, connect, h
 
 from typing import Any
 
+from django.conf import settings
+
 from config.outbound.addresses import LOOKUP_TIMED_OUT, AddressRefused, LookupFailed, resolve
 from config.outbound.loop import shared
 from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
@@ -19,7 +21,7 @@ def prepare() -> None:
     from config.outbound import transport  # noqa: F401
 
 
-def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeout: float = 5.0) -> None:
+def check_url(url: str, allow_private: bool, *, https_only: bool = False) -> None:
     """Check that ``asend`` may call ``url`` now. Raises AddressRefused or ValueError, with messages for people. Unless
     ``allow_private``, this looks the host up: the caller must be on a thread, without an open transaction.
     """
@@ -27,7 +29,8 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False, timeou
     if allow_private:
         return
     try:
-        shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False)).result(timeout)
+        looked_up = shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False))
+        looked_up.result(settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
     except (TimeoutError, LookupFailed) as error:
         raise ValueError(str(error) or LOOKUP_TIMED_OUT) from None
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import aiohttp
 import certifi
 from aiohttp.abc import AbstractResolver, ResolveResult
+from django.conf import settings
 from yarl import URL
 
 from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
@@ -27,8 +28,7 @@ from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
 IDLE_SECONDS = 1.0
-# The limit of the status line and of each of at most 128 headers of an answer.
-LINE_MAX_BYTES = 64 * 1024
+LINE_MAX_BYTES = 64 * 1024  # the limit of the status line and of each of at most 128 headers of an answer
 # Only the caller sets headers. Without Accept-Encoding, an answer is not compressed, so the size limit is exact.
 SKIPPED_DEFAULT_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 CLOSE_SECONDS = 1.0
@@ -74,21 +74,21 @@ class Exchange:
         url: str,
         *,
         headers: Mapping[str, str],
-        body: bytes | None,
-        connect_timeout: float,
+        body: bytes | None = None,
         allow_private: bool,
         https_only: bool = False,
         reuse: bool = False,
         owner: str = "",
     ) -> aiohttp.ClientResponse:
-        """Send the request, and wait for the head of its answer. ``connect_timeout`` (seconds) is for look-up, connect
-        and handshake. With ``reuse``, later requests to the same host and port may use the connection for
-        ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid), RequestTimedOut, RequestFailed.
+        """Send the request, and wait for the head of its answer. With ``reuse``, later requests to the same host and
+        port may use the connection for ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid),
+        RequestTimedOut, RequestFailed.
         """
         parsed = parse(url, https_only)
         host = host_of(parsed)
         target = parsed._replace(host=f"[{host}]" if ":" in host else host, fragment=None)
-        timeout = aiohttp.ClientTimeout(connect=connect_timeout, ceil_threshold=float("inf"))
+        seconds = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS  # for look-up, connect and handshake
+        timeout = aiohttp.ClientTimeout(connect=seconds, ceil_threshold=float("inf"))
         # A time-out before the look-up begins is one of the look-up.
         self.owner, self.looking_up = owner, not is_address(host)
         _exchange.set(self)
@@ -110,7 +110,7 @@ class Exchange:
                 return self.response
             except aiohttp.ConnectionTimeoutError as error:
                 # A process that was suspended while it connected has sent nothing yet: it connects again.
-                if time.monotonic() - started <= connect_timeout + STOOD_STILL_SECONDS:
+                if time.monotonic() - started <= seconds + STOOD_STILL_SECONDS:
                     raise self._failure(error) from None
             except aiohttp.ClientError as error:
                 raise self._failure(error) from None

@@ -93,8 +93,6 @@ async def _list_of(server: Server, path: str) -> bytes:
             "GET",
             client.server.base_url + path,
             headers=client.headers | {"Accept": "application/json"},
-            body=None,
-            connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
             total_timeout=settings.STAFF_REQUEST_SECONDS,
             max_bytes=LIST_MAX_BYTES,
             allow_private=True,

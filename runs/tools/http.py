@@ -56,7 +56,6 @@ async def send(
         url,
         headers={"User-Agent": USER_AGENT, **headers},
         body=body,
-        connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
         total_timeout=seconds,
         max_bytes=settings.TOOL_ANSWER_MAX_BYTES,
         allow_private=settings.OUTBOUND_ALLOW_PRIVATE,

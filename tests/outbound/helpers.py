@@ -2,21 +2,17 @@
 
 import socket
 
+from django.test import override_settings
+
 from config.outbound import addresses, client
 from config.outbound.loop import shared
 
 
-def send(url: str, method: str = "POST", **changes):
-    arguments = {
-        "headers": {},
-        "body": b"{}",
-        "connect_timeout": 5,
-        "total_timeout": 5,
-        "max_bytes": 1000,
-        "allow_private": True,
-    }
+def send(url: str, method: str = "POST", connect_timeout: float = 5, **changes):
+    arguments = {"headers": {}, "body": b"{}", "total_timeout": 5, "max_bytes": 1000, "allow_private": True}
     client.prepare()
-    return shared.submit(client.asend(method, url, **{**arguments, **changes})).result()
+    with override_settings(OUTBOUND_CONNECT_TIMEOUT_SECONDS=connect_timeout):
+        return shared.submit(client.asend(method, url, **{**arguments, **changes})).result()
 
 
 def resolve(monkeypatch, *found: str):

@@ -53,7 +53,6 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                     str(request.url),
                     headers={name: value for name, value in request.headers.items() if name not in OF_THE_CONNECTION},
                     body=self.exact(await request.aread()),
-                    connect_timeout=settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS,
                     allow_private=settings.OUTBOUND_ALLOW_PRIVATE,
                     reuse=True,
                     owner=self.owner,
