@@ -23,11 +23,11 @@ HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 
 class RpcError(Exception):
-    """A JSON-RPC error. ``identifier``: the id of the refused message, if it is known."""
+    """A JSON-RPC error."""
 
-    def __init__(self, code: int, message: str, data: Any = None, *, identifier: str | int | None = None) -> None:
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.data, self.identifier = code, message, data, identifier
+        self.code, self.message, self.data = code, message, data
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,27 @@ class Message:
     modern: bool
 
 
-def read_message(raw: bytes, headers: Mapping[str, str]) -> Message | None:
-    """The request of a body, with its revision; None for a notification. Raises RpcError, also for a batch."""
+def read_body(raw: bytes) -> Any:
+    """The JSON value of a body. Raises RpcError."""
     try:
-        body = parse_value(raw)
+        return parse_value(raw)
     except MalformedJSON as error:
         raise RpcError(PARSE_ERROR, error.message) from None
-    try:
-        return _message(body, headers)
-    except RpcError as error:
-        identifier = body.get("id") if isinstance(body, dict) else None
-        error.identifier = identifier if _is_id(identifier) else None
-        raise
 
 
-def _message(body: Any, headers: Mapping[str, str]) -> Message | None:
+def id_of(body: Any) -> str | int | None:
+    """The id of the message; None if it has none, or none that is valid."""
+    given = body.get("id") if isinstance(body, dict) else None
+    return given if isinstance(given, (str, int)) and not isinstance(given, bool) else None
+
+
+def read_message(body: Any, headers: Mapping[str, str]) -> Message | None:
+    """The request, with its revision; None for a notification. Raises RpcError, also for a batch."""
     if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
         raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.")
     if "id" not in body:
         return None
-    if not _is_id(body["id"]):
+    if (identifier := id_of(body)) is None:
         raise RpcError(INVALID_REQUEST, "id must be text or a whole number.")
     params, version = body.get("params", {}), headers.get(VERSION_HEADER)
     if not isinstance(params, dict):
@@ -70,11 +71,7 @@ def _message(body: Any, headers: Mapping[str, str]) -> Message | None:
         _check_modern(body["method"], params, meta, headers)
     elif version is not None and version not in LEGACY:
         raise _unsupported(version)
-    return Message(body["id"], body["method"], params, modern=version == MODERN)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
+    return Message(identifier, body["method"], params, modern=version == MODERN)
 
 
 def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], headers: Mapping[str, str]) -> None:

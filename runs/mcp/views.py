@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -27,7 +27,7 @@ from config.kernel.jsontext import dumps
 from config.limits.lease import Lease
 from runs.events import StreamType
 from runs.mcp import protocol
-from runs.mcp.protocol import Message, RpcError, error_of, read_message, result_of
+from runs.mcp.protocol import Message, RpcError, error_of, id_of, read_body, read_message, result_of
 from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, Started, call_tool, run_shown
 from runs.models import Awaiting, RunStatus
 from runs.streams.hub import Hub
@@ -73,19 +73,19 @@ class McpViewSet(ServiceViewSet):
 
     def handle(self, request: Request) -> HttpResponseBase:
         check_media_type(request.content_type)
+        message = identifier = None
         try:
-            message = read_message(request._request.body, request.headers)
-        except RpcError as error:
-            return rpc_response(error_of(error.identifier, error), 400)
-        if message is None:
-            return HttpResponse(status=202, content_type="application/json")
-        try:
+            body = read_body(request._request.body)
+            identifier = id_of(body)
+            message = read_message(body, request.headers)
+            if message is None:
+                return HttpResponse(status=202, content_type="application/json")
             if message.method == "tools/call":
                 return self.call(message, request)
             return rpc_response(result_of(message, answer(message)))
         except RpcError as error:
             status = 404 if error.code == protocol.METHOD_NOT_FOUND else 400
-            return rpc_response(error_of(message.id, error), status if message.modern else 200)
+            return rpc_response(error_of(identifier, error), status if message is None or message.modern else 200)
 
     def call(self, message: Message, request: Request) -> HttpResponseBase:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
@@ -104,9 +104,9 @@ class McpViewSet(ServiceViewSet):
             if not isinstance(result, Started):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
-        response = WaitingResponse(result, place, lambda: dumps(waited(message, request, result)))
-        live.offer(request, response.open)
-        return response
+        wait = Wait(result, place, lambda: dumps(waited(message, request, result)))
+        live.offer(request, wait.open)
+        return StreamingHttpResponse(wait.at_once(), content_type="application/json")
 
 
 def answer(message: Message) -> dict[str, Any]:
@@ -159,43 +159,36 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
 
 class Wait:
     """Ends when the run has ended, waits for an answer or awaits the caller's app, or when its time is over. Until then
-    it holds no thread and no database connection.
+    it holds no thread and no database connection. ``answer`` returns the body after the wait, on a thread.
     """
 
-    def __init__(self, response: "WaitingResponse") -> None:
-        self.response = response
-        self.stream = Hub.open().join(response.started.opening)
-        self.close = self.stream.close
+    def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
+        self.started, self.place, self.answer = started, place, answer
         self.over = False
+
+    def at_once(self) -> Iterator[bytes]:
+        """The body for servers other than ours, which do not wait."""
+        places.free(self.place)
+        yield self.answer()
+
+    def open(self) -> Self:
+        self.stream = Hub.open().join(self.started.opening)
+        self.close = self.stream.close
+        return self
 
     async def next(self) -> bytes | None:
         if self.over:
             return None
         self.over = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.response.started.wait_seconds):
+            async with asyncio.timeout(self.started.wait_seconds):
                 while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
                     pass
-        return await self.stream.hub.ask(self.response.answer)
+        return await self.stream.hub.ask(self.answer)
 
     def leave(self) -> None:
         self.stream.leave()
-        places.free(self.response.place)
-
-
-class WaitingResponse(StreamingHttpResponse):
-    """``answer`` returns the body after the wait, on a thread; servers other than ours send it at once."""
-
-    def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
-        self.started, self.place, self.answer = started, place, answer
-        super().__init__(self.answer_now(), content_type="application/json")
-
-    def answer_now(self) -> Iterator[bytes]:
         places.free(self.place)
-        yield self.answer()
-
-    def open(self) -> Wait:
-        return Wait(self)
 
 
 def ends_wait(event: Event) -> bool:
