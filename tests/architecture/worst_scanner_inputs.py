@@ -14,7 +14,7 @@ from config.kernel.jsontext import parse_object, parse_value
 from config.outbound import addresses
 from config.outbound.client import Answer
 from credits.serializers import CsvRenderer
-from runs.fronts.ag_ui import requests as ag_ui
+from runs.fronts.ag_ui import views as ag_ui
 from runs.fronts.ai_sdk import views as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
 from runs.llm import demo, registry

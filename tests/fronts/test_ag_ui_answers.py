@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from runs import services
-from runs.fronts import reads
-from runs.fronts.ag_ui.views import Answered
+from runs.fronts.ag_ui.views import AgUiViewSet
 from runs.models import ClientRun, Run, Waitpoint
 from tests import factories
 from tests.driver import until
@@ -118,17 +117,17 @@ def test_stop_ends_all_runs_that_a_stream_shows(thread):
 
 
 def test_a_snapshot_has_the_message_beside_an_answer_whose_run_has_just_ended(thread, monkeypatch):
-    run = thread.run(said("/ask Which day?\n/wait 1\n/say On {result}"))
+    run = thread.run(said("/ask Which day?\n/wait 3\n/say On {result}"))
     body = resolved(run, "Tuesday") | {"runId": "next"}
     thread.send(said("/say Two", "u2"), **body)
-    index_of = reads.index_of_question
+    beside = AgUiViewSet.beside
 
-    def late(waitpoint: Waitpoint) -> int:
+    def late(*about: Any) -> Run | None:
+        found = beside(*about)
         assert [thread.bench.wait(each["id"])["status"] for each in thread.runs()] == ["completed"] * 2
-        return index_of(waitpoint)
+        return found
 
-    monkeypatch.setattr(reads, "index_of_question", late)
-    monkeypatch.setattr(Answered, "goes_on", lambda *_: True)  # as it was before
+    monkeypatch.setattr(AgUiViewSet, "beside", late)
     shown = thread.send(said("/say Two", "u2"), **body)
     (snapshot,) = [event for event in shown if event["type"] == "MESSAGES_SNAPSHOT"]
     assert [message["content"] for message in snapshot["messages"] if message["role"] == "user"][-1] == "/say Two"

@@ -1,7 +1,8 @@
 """AG-UI, and CopilotKit's runtime: ``POST …/ag-ui/agents/{agent}`` and the four routes under ``…/copilotkit``."""
 
+from dataclasses import dataclass
 from itertools import dropwhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.http import HttpResponse, HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
@@ -11,19 +12,26 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chats.models import Chat, Message
-from chats.services import find_chat
+from chats.services import CLIENT_ID, find_chat
 from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.jsontext import require_text
 from runs import catalogue, services
 from runs.fronts import reads, starts
-from runs.fronts.ag_ui import events, requests
+from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
-from runs.fronts.ag_ui.requests import Sent
 from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import FrontViewSet
-from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointStatus
+from runs.models import (
+    CLIENT_MESSAGE_ID_MAX_CHARS,
+    LIVE_RUN_STATUSES,
+    ClientRun,
+    Run,
+    Waitpoint,
+    WaitpointKind,
+    WaitpointStatus,
+)
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
@@ -31,6 +39,9 @@ DEFAULT = "default"
 NO_AGENT = "There is no agent with this name."
 # The kind of the key that names the run that a request answered, if it shows runs in line.
 ANSWERED = "ag-ui answered"
+RUN_ID_MAX_CHARS = 1000
+RESUME_STATUSES = ("resolved", "cancelled")
+NO_INPUT = {"type": "object", "properties": {}}
 # The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
 # The most messages that a connecting client gets.
@@ -47,25 +58,104 @@ INFO = {
     "telemetryDisabled": True,
 }
 
+Object = dict[str, Any]
 EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")}
 
 
-class Answered(NamedTuple):
-    """The answered ``run``, which continues after its event ``after``. ``is_late``: none of the answers was still open.
-    ``repeats``: the client may know what follows. ``given``: the calls that have the client's results.
+@dataclass(frozen=True)
+class Sent:
+    """A ``RunAgentInput``. ``thread`` and ``name``: the client's ids of the chat and of the AG-UI run. ``message``: the
+    user's last message, empty if there is none. ``trailing``: the messages of the agent and tools after it.
     """
 
-    run: Run
-    after: int
-    is_late: bool
-    repeats: bool
-    given: set[str]
+    thread: str
+    name: str
+    message: Object
+    trailing: list[Object]
+    resume: list[Object]
+    tools: list[Object]
+    context: list[Object]
+    run: Any
 
-    def goes_on(self, row: ClientRun) -> bool:
-        """Whether the stream shows this run, and not that of the request's ``row``. Some clients answer under the AG-UI
-        id of the run that asked. If the row has another run, it belongs to a message beside the answers.
-        """
-        return not self.is_late or (row.run_id != self.run.pk and not self.run.is_over)
+    @property
+    def text(self) -> str:
+        return starts.text_of(self.message.get("content"))
+
+    @property
+    def message_id(self) -> str:
+        """The client's id of the message; empty if it is too long to be stored."""
+        given = self.message.get("id")
+        return given if isinstance(given, str) and len(given) <= CLIENT_MESSAGE_ID_MAX_CHARS else ""
+
+    def results(self) -> dict[str, Object]:
+        """The results of calls by the calls' ids, as REST takes them."""
+        found: dict[str, Object] = {}
+        for message in self.trailing:
+            call_id, error = message.get("toolCallId"), message.get("error")
+            if message.get("role") == "tool" and isinstance(call_id, str):
+                failed = error[: starts.ERROR_MAX_CHARS] if isinstance(error, str) else ""
+                found[call_id] = {"error": failed} if failed else {"result": starts.text_of(message.get("content"))}
+        return found
+
+    def said(self, agent: str | None) -> Object:
+        """The options of the run that the protocol has fields of its own for. Raises ValidationFailed."""
+        said: Object = {"agent": agent} if agent else {}
+        if self.tools:
+            said["clientTools"] = [_client_tool(tool) for tool in self.tools]
+        given = self.run.get("instructions") if isinstance(self.run, dict) else None
+        lines = [f"{_line(entry, 'description')}: {_line(entry, 'value')}" for entry in self.context]
+        if lines and (given is None or isinstance(given, str)):
+            said["instructions"] = "\n".join([*([given] if given else []), *lines])
+        return said
+
+
+def read(body: Object) -> Sent:
+    """Of the history, the user's last message and the results of calls after it count. Raises ValidationFailed,
+    MalformedJSON.
+    """
+    problems: dict[str, list[str]] = {}
+    thread, name = body.get("threadId"), body.get("runId")
+    if not isinstance(thread, str) or not CLIENT_ID.fullmatch(thread):
+        problems["threadId"] = ["Use 1 to 128 printable ASCII characters."]
+    if not isinstance(name, str) or not 0 < len(name) <= RUN_ID_MAX_CHARS:
+        problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
+    fields = ("messages", "resume", "tools", "context")
+    messages, resume, tools, context = (_objects(body.get(field), field, problems) for field in fields)
+    wrong = (index for index, entry in enumerate(resume) if entry.get("status") not in RESUME_STATUSES)
+    if (index := next(wrong, None)) is not None:
+        problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
+    if problems:
+        raise ValidationFailed(problems)
+    properties = body.get("forwardedProps")
+    run = properties.get("run") if isinstance(properties, dict) else None
+    last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    message = messages[last] if last >= 0 else {}
+    trailing = [said for said in messages[last + 1 :] if said.get("role") in ("assistant", "tool")]
+    sent = Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
+    require_text(vars(sent))
+    return sent
+
+
+def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Object]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        problems[field] = ["Use a list of objects."]
+        return []
+    return given
+
+
+def _line(entry: Object, name: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise ValidationFailed({f"context.{name}": ["A text is required."]})
+    return value
+
+
+def _client_tool(tool: Object) -> Object:
+    schema = tool.get("parameters")
+    described = {"name": tool.get("name"), "description": tool.get("description")}
+    return described | {"inputSchema": NO_INPUT if schema is None else schema}
 
 
 class AgUiViewSet(FrontViewSet):
@@ -77,7 +167,7 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
-        sent = requests.read(self.body())
+        sent = read(self.body())
         return self.open_stream(lambda: self.answer(sent, None if agent == DEFAULT else agent))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
@@ -92,8 +182,8 @@ class AgUiViewSet(FrontViewSet):
         answers = bool(sent.resume or sent.trailing)
         waiting = starts.repeated(chat, sent.message_id) if answers else None
         ahead = live_runs(chat.pk) if answers else []
-        if (answered := self.answered(chat, sent)) is not None and (row is None or answered.goes_on(row)):
-            run, index, _, repeats, given = answered
+        if (answered := self.answered(chat, sent, row)) is not None:
+            run, index, repeats, given = answered
             line = [each for each in ahead if each.created_at > run.created_at]
             if then := self.beside(chat, sent, agent, run, waiting):
                 line = [*(each for each in line if each.created_at < then.created_at), then]
@@ -157,20 +247,27 @@ class AgUiViewSet(FrontViewSet):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def answered(self, chat: Chat, sent: Sent) -> Answered | None:
-        """Give the client's answers. None if the request has none."""
+    def answered(self, chat: Chat, sent: Sent, row: ClientRun | None) -> tuple[Run, int, bool, set[str]] | None:
+        """Give the client's answers. Returns the answered run, the index of the event after which it continues, whether
+        the client may know what follows, and the calls that have the client's results. None if the request has no
+        answers, or if its stream shows the run of its ``row``.
+        """
         run, index, is_late, repeats = None, 0, True, False
-        entries: dict[str, tuple[int, dict[str, Any]]] = {}
-        for position, entry in enumerate(sent.resume):  # of thousands about one interrupt, the first counts
-            entries.setdefault(str(entry.get("interruptId")), (position, entry))
-        for name in entries:
-            asked = self.waitpoint(chat, name)  # an unknown one refuses the request, before another one is answered
-            repeats |= reads.has_outcomes(asked.run_id, reads.index_of_question(asked))
-        for name, (position, entry) in entries.items():
-            waitpoint = self.waitpoint(chat, name)
+        waitpoints = services.waitpoints_of(self.request.user).filter(run__chat=chat)
+        entries: dict[str, tuple[str, Object, Waitpoint]] = {}
+        for position, entry in enumerate(sent.resume):
+            if (name := str(entry.get("interruptId"))) in entries:
+                continue  # of thousands about one interrupt, the first counts
+            self.require_scope("waitpoints:respond")
+            waitpoint = find(waitpoints, name)  # an unknown one refuses the request, before another one is answered
+            index = reads.index_of_question(waitpoint)
+            repeats |= reads.has_outcomes(waitpoint.run_id, index)
+            entries[name] = f"resume.{position}.payload", entry, waitpoint
+        for field, entry, waitpoint in entries.values():
+            waitpoint.refresh_from_db()
             is_late &= waitpoint.status != WaitpointStatus.PENDING
-            self.give(waitpoint, entry, f"resume.{position}")
-            run, index = waitpoint.run, reads.index_of_question(waitpoint)
+            self.give(waitpoint, entry, field)
+            run = waitpoint.run
         results, given = sent.results(), set[str]()
         ours = services.invocations_of(self.request.user).filter(run__chat=chat, node_type=CLIENT)
         for call in ours.filter(pk__in=[*results][-RESULTS_MAX:]).select_related("run"):
@@ -181,24 +278,27 @@ class AgUiViewSet(FrontViewSet):
         if run is None:
             return None
         run.refresh_from_db()
+        # Some clients answer under the AG-UI id of the run that asked. If the row has another run, it belongs to a
+        # message beside the answers.
+        if row is not None and is_late and (row.run_id == run.pk or run.is_over):
+            return None
         after = index if sent.resume else reads.index_of_results(run.pk, given)
-        return Answered(run, after, is_late, repeats or is_late, given)
+        return run, after, repeats or is_late, given
 
-    def waitpoint(self, chat: Chat, name: str) -> Waitpoint:
-        self.require_scope("waitpoints:respond")
-        return find(services.waitpoints_of(self.request.user).filter(run__chat=chat).select_related("run"), name)
-
-    def give(self, waitpoint: Waitpoint, entry: dict[str, Any], field: str) -> None:
-        answer = requests.answer_of(entry, waitpoint.kind)
-        if answer is None:
-            self.require_scope("runs:write")
-            if waitpoint.status == WaitpointStatus.PENDING:
-                services.cancel_run(waitpoint.run)
-            return
+    def give(self, waitpoint: Waitpoint, entry: Object, field: str) -> None:
+        approves, payload = waitpoint.kind == WaitpointKind.CREDIT_APPROVAL, entry.get("payload")
+        if entry["status"] == "cancelled":
+            if not approves:
+                self.require_scope("runs:write")
+                if waitpoint.status == WaitpointStatus.PENDING:
+                    services.cancel_run(waitpoint.run)
+                return
+            payload = False
         try:
-            self.respond(waitpoint, answer)
+            name = "approved" if approves else "answer"
+            self.respond(waitpoint, payload if isinstance(payload, dict) else {name: payload})
         except (ValidationError, ValidationFailed) as error:
-            raise starts.renamed(error, f"{field}.payload") from None
+            raise starts.renamed(error, field) from None
 
     def newest(self, chat: Chat) -> Run | None:
         """The chat's active run, or its last one."""
@@ -220,7 +320,7 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def connect(self, request: Request, agent: str) -> HttpResponseBase:
-        sent = requests.read(self.body())
+        sent = read(self.body())
         chat = find_chat(request.user, sent.thread)
         run = self.newest(chat) if chat else None
         if run is None:
