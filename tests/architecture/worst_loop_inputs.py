@@ -8,7 +8,7 @@ from config.kernel.jsontext import from_text, to_text
 from config.outbound import urls
 from config.outbound.client import Answer
 from runs.events import StreamType
-from runs.fronts import body
+from runs.fronts import views as fronts
 from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import SNAPSHOT_CHARS, tool_call
 from runs.fronts.ai_sdk.chunks import Chunks
@@ -57,7 +57,7 @@ def url_of(text: str) -> Any:
 def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -> bytes:
     """An event as frames of a chat front end."""
     event = Event(2, kind, to_text(data))
-    return body.Frames(new(), OPENING).of(event, INTERRUPTED)
+    return fronts.Frames(new(), OPENING).of(event, INTERRUPTED)
 
 
 RENDERINGS: tuple[Callable[[], Rendering], ...] = (partial(Chunks, RUN), partial(events.AgUi, RUN, "thread", "name"))
@@ -79,7 +79,7 @@ def opened(new: Callable[[], Rendering], input: Any) -> bytes:
 
 
 def snapshot(message: dict[str, Any]) -> bytes:
-    return body.frame(events.snapshot([message] * (SNAPSHOT_CHARS // len(to_text(message)))), "1.1")
+    return fronts.frame(events.snapshot([message] * (SNAPSHOT_CHARS // len(to_text(message)))), "1.1")
 
 
 def task(text: str, kind: str = "application/json") -> object:

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from runs import catalogue, services
 from runs.engine.heartbeat import Heartbeat
 from runs.events import StreamType
-from runs.fronts import body
+from runs.fronts import views
 from runs.models import Run, Tool, Waitpoint
 from runs.streams.reads import Event, existing
 from tests import factories
@@ -238,7 +238,7 @@ def test_a_stream_that_is_behind_does_not_stop_for_the_client(chat, monkeypatch)
     def behind(*position: Any) -> Iterator[Event]:
         return takewhile(lambda event: event.type != StreamType.TOOL_COMPLETED, existing(*position))
 
-    monkeypatch.setattr(body, "existing", behind)
+    monkeypatch.setattr(views, "existing", behind)
     assert types(chat.resume())[-1] == "tool-input-available"
 
 

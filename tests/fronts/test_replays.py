@@ -9,7 +9,7 @@ import pytest
 
 from runs import events
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.body import BEGINNING, Frames, FrontResponse, Position
+from runs.fronts.views import BEGINNING, Frames, FrontResponse, Position
 from runs.models import Run, RunEvent
 from runs.streams.hub import Opening
 from runs.streams.reads import existing

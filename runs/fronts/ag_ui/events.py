@@ -75,10 +75,7 @@ class AgUi(Rendering):
         return turn_message(self.message_id or "", self.turn)
 
     def resumed(self) -> list[Part]:
-        """Called in every stream, also in one that begins before the first event."""
-        is_sent, self.is_sent = self.is_sent, True
-        if is_sent:
-            return []
+        self.is_sent = True
         self.text_is_open = False  # the rest of an open text is a message with the same id
         ids = {"runId": self.run_id, "chatId": self.chat_id}
         started = self.of_run("RUN_STARTED", protocolVersion="1.0", metadata=ids)

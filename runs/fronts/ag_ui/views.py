@@ -20,9 +20,8 @@ from runs import catalogue, services
 from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
-from runs.fronts.body import Frames, frame
 from runs.fronts.rendering import CLIENT, Part
-from runs.fronts.views import FrontViewSet
+from runs.fronts.views import Frames, FrontViewSet, frame
 from runs.models import (
     CLIENT_MESSAGE_ID_MAX_CHARS,
     LIVE_RUN_STATUSES,
@@ -220,7 +219,7 @@ class AgUiViewSet(FrontViewSet):
         for number in reversed(range(len(later))):
             other = self.rendering(later[number], rendering.thread, rendering.name, later[number + 1 :])
             other.is_sent = True
-            rest = self.frames(other, later[number], continues=True, then=rest)
+            rest = self.frames(other, later[number], then=rest)
         return self.frames(rendering, run, (index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:

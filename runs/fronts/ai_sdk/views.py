@@ -25,10 +25,9 @@ from config.kernel.jsontext import require_text, to_text
 from runs import services
 from runs.fronts import reads, starts
 from runs.fronts.ai_sdk.chunks import Chunks, ui_message
-from runs.fronts.body import BEGINNING, Frames, Position
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import CLIENT
-from runs.fronts.views import LAST_EVENT_ID, POSITION_PARAMETER, FrontViewSet, position_of
+from runs.fronts.views import BEGINNING, LAST_EVENT_ID, POSITION_PARAMETER, Frames, FrontViewSet, Position, position_of
 from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE
 
