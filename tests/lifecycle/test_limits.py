@@ -19,18 +19,20 @@ def following(reason: FailureReason, asked: list[str], chain: list[str], left: f
     return refusals.next_model(ModelError(reason, **fields), asked, chain, left)
 
 
-def test_the_backoff_doubles_with_full_jitter(monkeypatch):
+def test_the_backoff_doubles_with_full_jitter(monkeypatch, settings):
+    settings.MODEL_ATTEMPTS = 6
     monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0.5)
     monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_AFTER_MAX_SECONDS", 3.0)
     for tries, longest in enumerate((0.5, 1.0, 2.0, 3.0, 3.0), 1):
-        waits = [refusals.wait_seconds(tries, None) for _ in range(2000)]
+        waits = [following(PASSING, ["a"] * tries, [])[1] for _ in range(2000)]
         assert 0 <= min(waits) < longest * 0.05
         assert longest * 0.95 < max(waits) <= longest
 
 
 def test_a_wait_that_the_provider_asks_for_has_a_limit(monkeypatch):
     monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_AFTER_MAX_SECONDS", 60)
-    assert [refusals.wait_seconds(1, seconds) for seconds in (0.0, 7.5, 60.0, 1e9)] == [0.0, 7.5, 60.0, 60.0]
+    given = (0.0, 7.5, 60.0, 1e9)
+    assert [following(PASSING, ["a"], [], retry_after=after)[1] for after in given] == [0.0, 7.5, 60.0, 60.0]
 
 
 def test_which_model_follows(settings, monkeypatch):
