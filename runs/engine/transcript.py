@@ -28,7 +28,6 @@ class Result:
     """The outcome of a call, of ``chars`` characters. ``content`` is empty if it was not loaded, for a note."""
 
     key: str
-    call_id: str
     name: str
     content: str
     chars: int
@@ -49,12 +48,11 @@ class Result:
 
 @dataclass(frozen=True)
 class TurnPart:
-    """One turn. ``calls`` and ``results`` are in the same order."""
+    """One turn, with its calls and their results."""
 
     index: int
     text: str
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[Result, ...] = ()
+    calls: tuple[tuple[ToolCall, Result], ...] = ()
     reasoning: tuple[dict[str, object], ...] = ()
     origin: str = ""
     is_refused: bool = False  # the turn has no calls, but another turn of its run follows: its answer was not accepted
@@ -64,24 +62,20 @@ class TurnPart:
         """``most``: see ``Result.message``. ``short``: with little text, no arguments, no reasoning. ``used``: ids of
         earlier calls. Some servers number calls from 1 in each conversation, others refuse an id that occurs twice.
         """
-        ids = [call.id if call.id not in used else result.key for call, result in self._pairs]
+        ids = [call.id if call.id not in used else result.key for call, result in self.calls]
         used.update(ids)
         calls = tuple(
             ToolCall(call_id, call.name, "{}" if short else call.arguments)
-            for call_id, call in zip(ids, self.calls, strict=True)
+            for call_id, (call, _) in zip(ids, self.calls, strict=True)
         )
         text, reasoning = (self.text, self.reasoning) if not short else (self.text[:NOTE_CHARS], ())
         if self.is_refused and not text.strip():
             text, reasoning = NO_ANSWER, ()
         yield AssistantMessage(text, calls, reasoning, self.origin)
-        for call_id, (_, result) in zip(ids, self._pairs, strict=True):
+        for call_id, (_, result) in zip(ids, self.calls, strict=True):
             yield result.message(call_id, most)
         if self.is_refused:
             yield UserMessage(NOT_A_CALL, is_note=True)
-
-    @property
-    def _pairs(self) -> Iterable[tuple[ToolCall, Result]]:
-        return zip(self.calls, self.results, strict=True)
 
     def size(self, most: int | None = None, short: bool = False) -> int:
         """The bytes of ``messages``."""
@@ -93,19 +87,21 @@ class TurnPart:
 
 @dataclass(frozen=True)
 class RunPart:
-    """An earlier run. ``ending``: the text that no turn has recorded. ``full_size``: its bytes with all results."""
+    """A run. ``ending``: the text that no turn has recorded, None if the run goes on. ``full_size``: its bytes with all
+    results.
+    """
 
     run_id: str
     message: UserMessage
     turns: tuple[TurnPart, ...]
-    ending: str = ""
+    ending: str | None = None
     full_size: int = 0
 
     def after_turns(self) -> Iterator[Message]:
         last = self.turns[-1] if self.turns else None
         if self.ending:
             yield AssistantMessage(self.ending)
-        elif last is None or last.calls or not last.text.strip():
+        elif self.ending is not None and (last is None or last.calls or not last.text.strip()):
             yield AssistantMessage(NO_ANSWER)
 
     @cached_property
@@ -125,12 +121,12 @@ class Cut:
     result_chars: int | None = None
     result_turn: int = 0
 
-    def forms(self, run_ids: Sequence[str]) -> Callable[[int, int], tuple[int | None, bool]]:
-        """A function that says how to show a turn, by the position of the turn's run in ``run_ids`` (the last is the
-        run itself) and the turn's index: it returns ``most`` and ``short`` of ``TurnPart.messages``.
+    def forms(self, runs: Sequence[RunPart]) -> Callable[[int, int], tuple[int | None, bool]]:
+        """A function that says how to show a turn, by the position of the turn's run in ``runs`` (the last is the run
+        itself) and the turn's index: it returns ``most`` and ``short`` of ``TurnPart.messages``.
         """
-        noted = run_ids.index(self.notes_run_id) if self.notes_run_id in run_ids else -1
-        own = len(run_ids) - 1
+        noted = next((place for place, run in enumerate(runs) if run.run_id == self.notes_run_id), -1)
+        own = len(runs) - 1
 
         def form(place: int, turn: int) -> tuple[int | None, bool]:
             if place == own and turn <= self.short_turn:
@@ -153,25 +149,16 @@ def cut_of(compaction: Compaction, run_id: str) -> Cut:
     return cut if compaction.run_id == run_id else replace(cut, short_turn=0, result_chars=None, result_turn=0)
 
 
-def run_ids_of(runs: Sequence[RunPart], own_id: str) -> list[str]:
-    return [*(run.run_id for run in runs), own_id]
-
-
-def messages(
-    cut: Cut, runs: Sequence[RunPart], own_id: str, own: UserMessage, turns: Sequence[TurnPart]
-) -> list[Message]:
-    """The whole transcript: ``runs`` are the chat's earlier runs, ``own`` and ``turns`` belong to the run itself."""
+def messages(cut: Cut, runs: Sequence[RunPart]) -> list[Message]:
+    """The whole transcript: the chat's earlier runs, and last the run itself."""
     found: list[Message] = list(cut.head())
     used: set[str] = set()
-    form = cut.forms(run_ids_of(runs, own_id))
+    form = cut.forms(runs)
     for place, run in enumerate(runs):
         found.append(run.message)
         for turn in run.turns:
             found += turn.messages(*form(place, turn.index), used)
         found += run.after_turns()
-    found.append(own)
-    for turn in turns:
-        found += turn.messages(*form(len(runs), turn.index), used)
     return found
 
 
@@ -191,11 +178,9 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
             continue
         left = iter(results.get(turn.index, ()))
         pairs = [(call, _told(call) if "key" in call else next(left, None)) for call in turn.tool_calls]
-        ended = [(call, result) for call, result in pairs if result is not None]
-        made = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call, _ in ended)
-        told, reasoning = tuple(result for _, result in ended), tuple(turn.reasoning)
-        is_refused = not turn.tool_calls
-        parts.append(TurnPart(turn.index, turn.text, made, told, reasoning, turn.origin, is_refused))
+        made = tuple((ToolCall(call["id"], call["name"], call["arguments"]), ended) for call, ended in pairs if ended)
+        reasoning, is_refused = tuple(turn.reasoning), not turn.tool_calls
+        parts.append(TurnPart(turn.index, turn.text, made, reasoning, turn.origin, is_refused))
     return parts
 
 
@@ -212,8 +197,8 @@ def _result(call: Any) -> Result:
         content = as_told(text, call.result_urls)
     found = filter(None, (files.stored_image(call.id, url) for url in call.result_urls))
     images = tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in found)
-    return Result(call.id, call.tool_call_id, call.name, content, chars, is_error, images)
+    return Result(call.id, call.name, content, chars, is_error, images)
 
 
 def _told(call: dict[str, Any]) -> Result:
-    return Result(call["key"], call["id"], call["name"], call["told"], len(call["told"]), is_error=True)
+    return Result(call["key"], call["name"], call["told"], len(call["told"]), is_error=True)

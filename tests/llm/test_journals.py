@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from config.kernel import clock
 from config.kernel.ids import new_id
 from runs.engine import history
-from runs.engine.transcript import Cut, messages, turn_parts
+from runs.engine.transcript import Cut, RunPart, messages, turn_parts
 from runs.llm.base import AssistantMessage, ToolMessage, UserMessage
 from runs.models import OUTPUT_TOOL, Run, ToolInvocation, Turn
 from tests import factories
@@ -120,7 +120,7 @@ def test_every_provider_accepts_the_transcript_of_any_journal(kind: str, data: A
             result_chars=st.sampled_from([None, 500]),
         )
     )
-    found = messages(cut, loaded.runs, own.pk, loaded.message, turns)
+    found = messages(cut, [*loaded.runs, RunPart(own.pk, loaded.message, tuple(turns))])
     body = client_of(model.server).body(request_of(*found, model=model, instructions="Be brief."))
     assert problems(body, import_string(TYPES[kind])) == []
     CHECKS[kind](body)
@@ -145,10 +145,10 @@ def test_a_run_has_the_same_bytes_while_it_runs_and_later(data: Any):
     loaded = history.load(own, 128_000)
     turns = turn_parts(Turn.objects.filter(run=own), ToolInvocation.objects.filter(run=own))
     turns = turns if turns and turns[-1].calls else turns[:-1]
-    now = messages(Cut(), loaded.runs, own.pk, loaded.message, turns)
+    now = messages(Cut(), [*loaded.runs, RunPart(own.pk, loaded.message, tuple(turns))])
     following = store(chat, {"message": "Next", "turns": [], "status": "failed", "unrecorded": ""}, model.origin)
     after = history.load(following, 128_000)
-    later = messages(Cut(), after.runs, following.pk, after.message, [])
+    later = messages(Cut(), [*after.runs, RunPart(following.pk, after.message, ())])
     assert later[: len(now)] == now
     assert json.dumps(str(later))
 

@@ -242,7 +242,7 @@ def _lines(run: RunPart, length: int | None) -> Iterator[str]:
     for turn in run.turns:
         if turn.text:
             yield f"Assistant: {_cut(turn.text, length)}"
-        for call, result in zip(turn.calls, turn.results, strict=True):
+        for call, result in turn.calls:
             yield f"Assistant called {call.name}: {_cut(call.arguments, length)}"
             yield f"{'Error' if result.is_error else 'Result'} of {call.name}: {_cut(result.content, length)}"
     if run.ending:

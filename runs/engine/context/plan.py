@@ -19,7 +19,7 @@ from runs.catalogue.definitions import ModelDefinition
 from runs.engine import history
 from runs.engine.history import History, Report
 from runs.engine.session import Session
-from runs.engine.transcript import Cut, TurnPart, messages, run_ids_of
+from runs.engine.transcript import Cut, RunPart, messages
 from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, CompactionKind
@@ -77,9 +77,8 @@ class Plan:
     """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools."""
 
     model: ModelDefinition
-    run_id: str
     history: History
-    turns: Sequence[TurnPart]
+    own: RunPart
     fixed: int
     report: Report | None
 
@@ -94,15 +93,12 @@ class Plan:
     def size(self, cut: Cut) -> int:
         """The bytes of the request with this cut. Runs that are not loaded count in full."""
         older, runs = self.history.after(cut.last_run_id)
-        form = cut.forms(run_ids_of(runs, self.run_id))
+        runs = (*runs, self.own)
+        form = cut.forms(runs)
         size = self.fixed + sum(run.full_size for run in older) + sum(map(message_bytes, cut.head()))
-        files = list(self.history.message.files)
         for place, run in enumerate(runs):
             size += run.base_size + sum(turn.size(*form(place, turn.index)) for turn in run.turns)
-            files += run.message.files
-        size += message_bytes(self.history.message)
-        size += sum(turn.size(*form(len(runs), turn.index)) for turn in self.turns)
-        return size + files_bytes(files, self.model.dialect)
+        return size + files_bytes([file for run in runs for file in run.message.files], self.model.dialect)
 
     def tokens(self, cut: Cut) -> int:
         return tokens_of(self.size(cut), self.report)
@@ -148,12 +144,16 @@ class Plan:
 
     def _noted(self) -> list[Cut]:
         """Cuts with more results replaced by notes, oldest first; not the last turn's, which the model has not seen."""
-        parts = [(run.run_id, turn) for run in self.history.runs for turn in run.turns]
-        parts += [(self.run_id, turn) for turn in self.turns[:-1]]
-        keys = [(run_id, turn.index) for run_id, turn in parts if turn.size(0) < turn.size()]
-        form = self.cut.forms(ids := run_ids_of(self.history.runs, self.run_id))
-        left = [(run_id, turn) for run_id, turn in keys if form(ids.index(run_id), turn)[0] != 0]
-        return [self.cut, *(replace(self.cut, notes_run_id=run_id, notes_turn=turn) for run_id, turn in left)]
+        runs = (*self.history.runs, self.own)
+        form = self.cut.forms(runs)
+        turns = [(place, turn) for place, run in enumerate(runs) for turn in run.turns]
+        if self.own.turns:
+            turns.pop()
+        return [self.cut] + [
+            replace(self.cut, notes_run_id=runs[place].run_id, notes_turn=turn.index)
+            for place, turn in turns
+            if turn.size(0) < turn.size() and form(place, turn.index)[0] != 0
+        ]
 
     def _without(self, gone: int) -> Cut:
         """The cut without this number of the oldest runs."""
@@ -161,29 +161,31 @@ class Plan:
 
     def _hard(self) -> list[Cut]:
         """Cuts that reduce the run's earlier turns to bare calls, and shorten the last turn's results more and more."""
-        if not self.turns:
+        if not self.own.turns:
             return [self.cut]
-        last = self.turns[-1].index
-        cut = replace(self.cut, notes_run_id=self.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last)
+        last = self.own.turns[-1].index
+        cut = replace(
+            self.cut, notes_run_id=self.own.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last
+        )
         return [replace(cut, result_chars=chars) for chars in RESULT_CHARS]
 
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
     # The provider's last count, in this run or in an earlier one of the chat, comes first.
-    own = map(history.report_of, reversed(session.journal.turns))
-    counted = (report for report in (*own, *session.history.reports) if report and report.origin == model.origin)
+    latest = map(history.report_of, reversed(session.journal.turns))
+    counted = (report for report in (*latest, *session.history.reports) if report and report.origin == model.origin)
     fixed = fixed_bytes(session.instructions, _tools(session))
-    return Plan(model, session.run.id, session.history, session.parts(), fixed, next(counted, None))
+    own = RunPart(session.run.id, session.history.message, tuple(session.parts()))
+    return Plan(model, session.history, own, fixed, next(counted, None))
 
 
 def request_of(session: Session, plan: Plan) -> ModelRequest:
     """The request for the run's next turn. Its output limit is lower than the model's if the window is too full."""
-    model, history = plan.model, plan.history
-    limit = output_limit(model)
+    model, limit = plan.model, output_limit(plan.model)
     lowest = min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
     return ModelRequest(
         model=model,
-        messages=tuple(messages(plan.cut, history.runs, plan.run_id, history.message, plan.turns)),
+        messages=tuple(messages(plan.cut, (*plan.history.runs, plan.own))),
         tools=_tools(session),
         run_id=session.run.id,
         chat_id=session.run.chat_id,
