@@ -147,21 +147,14 @@ async def try_turn(session: Session) -> None:
             answer = await ask(session, request, request.turn_index, session.add_text)
     except ModelError as error:
         await _record_failure(session, chain, model, started_at, error)
-        return
-    except requests.Cut as cut:
-        await session.end_request()
-        if refusal := await session.db(lifecycle.refusal, cut.needs):
-            session.too_dear[model.name] = refusal
+    except requests.Short as short:
+        if short.refusal is None:
+            await session.wait_for_credits(short.needs)
         else:
-            await session.wait_for_credits(cut.needs)
-        return
-    if isinstance(answer, Answer):
+            session.too_dear[model.name] = short.refusal  # perhaps a fallback is cheaper
+    else:
         lifecycle.crash_point("after_model")
         await _record(session, model, plan, answer, started_at)
-    elif isinstance(answer, requests.Wait):
-        await session.wait_for_credits(answer.least)
-    else:
-        session.too_dear[model.name] = answer  # perhaps a fallback is cheaper
 
 
 async def _chain(session: Session) -> list[ModelDefinition]:

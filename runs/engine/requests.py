@@ -37,8 +37,6 @@ TRIES = 10  # another run of the user can take the credits after they were looke
 KEPT = 10_000  # the most beginnings that a process remembers
 WORTH = 0.95  # a count is stored only if it is below this part of the known count
 
-LIMITED_BY: dict[str, str] = {RunError.INSUFFICIENT_CREDITS: "credits", RunError.BUDGET_EXCEEDED: "budget"}
-
 _known: dict[str, int] = {}  # the lowest count of a request by the digest of its beginning
 
 # The turn's index or the key of a compaction, and the number of the request under the run's lease.
@@ -76,24 +74,22 @@ class Allowance(NamedTuple):
     limited_by: str = "model"
 
 
-class Unclear(NamedTuple):
+class Unclear(Exception):
     """The upper bound is too high for credits or budget. The provider's own count (``digest``) can be lower."""
 
-    digest: str
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        super().__init__(digest)
 
 
-class Wait(NamedTuple):
-    """The credits are not enough now, but other steps hold enough. ``least``: what is needed, in micro-credits."""
+class Short(Exception):
+    """Credits or budget are not enough for the request: for the reason in ``refusal``, or only now, because other steps
+    hold enough credits. ``needs``: the least that is needed, in micro-credits.
+    """
 
-    least: int
-
-
-class Cut(Exception):
-    """Credits or budget cut the answer within a call. ``needs``: the micro-credits for the full limit."""
-
-    def __init__(self, needs: int) -> None:
-        self.needs = needs
-        super().__init__(needs)
+    def __init__(self, needs: int, refusal: Refusal | None) -> None:
+        self.needs, self.refusal = needs, refusal
+        super().__init__(needs, refusal)
 
 
 async def with_files(session: Session, request: ModelRequest, held: contextlib.AsyncExitStack) -> ModelRequest:
@@ -117,20 +113,19 @@ class Answer:
 
 async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
-) -> Answer | Wait | Refusal:
+) -> Answer:
     """Hold the most that the request can cost, and make it if credits and budget are enough. ``listen`` gets the text;
-    the other arguments are those of ``allow``. Raises ModelError, and Cut for a turn.
+    the other arguments are those of ``allow``. Raises ModelError; also Short, for a turn even if credits or budget cut
+    its answer within a call.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
-    allowance = await session.db(allow, request, step, counted, reserve, may_count)
-    if isinstance(allowance, Unclear):
+    try:
+        allowance = await session.db(allow, request, step, counted, reserve, may_count)
+    except Unclear as unclear:
         if tokens := await client_for(request.model.server).count(request):
-            counted[allowance.digest] = tokens
+            counted[unclear.digest] = tokens
         allowance = await session.db(allow, request, step, counted, reserve)
-    if not isinstance(allowance, Allowance):
-        assert not isinstance(allowance, Unclear)  # noqa: S101  (the provider was asked)
-        return allowance
     full = request.max_output_tokens
     request = replace(request, max_output_tokens=allowance.output_tokens)
     session.partial_charge = partial(partial_charge, request, allowance)
@@ -151,7 +146,9 @@ async def ask(
             is_cut = error.reason is FailureReason.OUTPUT_LIMIT and allowance.limited_by != "model"
             if allowance.hold is None or not is_cut or request.summarises:
                 raise
-            raise Cut(_most(model, (allowance.hold.price or {})["inputTokens"], full)) from None
+            needs = _most(model, (allowance.hold.price or {})["inputTokens"], full)
+            await session.end_request()
+            raise Short(needs, await session.db(lifecycle.refusal, needs)) from None
     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The adapter sent no end.")
 
 
@@ -198,11 +195,11 @@ def failed_request(
 
 def allow(
     run: Run, request: ModelRequest, step: Step, counted: Mapping[str, int], reserve: int = 0, may_count: bool = False
-) -> Allowance | Wait | Refusal | Unclear:
+) -> Allowance:
     """Hold the most that the request can cost, with an output limit for which credits and budget are enough.
     ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this
-    one. ``may_count``: the provider can count the request's tokens. Returns a Refusal if they are not enough for
-    MODEL_MIN_OUTPUT_TOKENS. Raises LeaseLost.
+    one. ``may_count``: the provider can count the request's tokens. Raises Short if they are not enough for
+    MODEL_MIN_OUTPUT_TOKENS; also Unclear and LeaseLost.
     """
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):
@@ -214,31 +211,31 @@ def allow(
     refusal = Refusal(RunError.INSUFFICIENT_CREDITS, least, 0)
     if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) - reserve < limit:
         limit, refusal = left - reserve, Refusal(RunError.BUDGET_EXCEEDED, least, left)
+    short = Short(least, None)
     for number in range(TRIES):
         if number or reserve:
             available = lifecycle.spendable(run, least)
             if available is None:
-                return _held(run, step, size) or Wait(least)
+                break
             if available - reserve < limit:
                 limit, refusal = available - reserve, Refusal(RunError.INSUFFICIENT_CREDITS, least, available)
         output_tokens = _affordable(model, tokens, limit, request.max_output_tokens)
         if may_count and output_tokens < request.max_output_tokens:
-            return Unclear(size.beginnings[-1][0])
+            raise Unclear(size.beginnings[-1][0])
         if output_tokens < lowest:
-            return _held(run, step, size) or refusal
-        limited_by = LIMITED_BY[refusal.code] if output_tokens < request.max_output_tokens else "model"
+            short = Short(least, refusal)
+            break
+        limited_by = "credits" if refusal.code == RunError.INSUFFICIENT_CREDITS else "budget"
+        limited_by = limited_by if output_tokens < request.max_output_tokens else "model"
         price: dict[str, Any] = {"model": model.name, "in": model.price_in, "out": model.price_out}
         price |= {"inputTokens": tokens, "outputTokens": output_tokens, "limitedBy": limited_by}
         price["estimatedTokens"] = min(size.tokens, model.context_tokens)
         with contextlib.suppress(ledger.InsufficientCredits):
             return _allowance(lifecycle.hold_turn(run, *step, _most(model, tokens, output_tokens), price), size)
-    return Wait(least)
-
-
-def _held(run: Run, step: Step, size: Size) -> Allowance | None:
-    """The allowance of this step's own hold, if its commit's answer was lost: a second hold may not be affordable."""
-    held = lifecycle.held_turn(run, *step)
-    return _allowance(held, size) if held else None
+    # The commit's answer may have been lost: credits that this step holds may not be enough for a second hold.
+    if held := lifecycle.held_turn(run, *step):
+        return _allowance(held, size)
+    raise short
 
 
 def _allowance(hold: Any, size: Size) -> Allowance:

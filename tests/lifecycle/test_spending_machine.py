@@ -25,7 +25,7 @@ from credits.grants import expire_grants
 from credits.models import SETTLEMENTS, SPENDING, Account, LedgerEntry
 from runs import lifecycle
 from runs.catalogue.providers import Server
-from runs.engine.requests import Allowance, allow, charge_of, partial_charge
+from runs.engine.requests import Allowance, Short, allow, charge_of, partial_charge
 from runs.events import join_text
 from runs.llm.base import ModelRequest, Usage, UserMessage
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, ModelAttempt, Run, RunStatus, ToolInvocation, Turn
@@ -144,12 +144,15 @@ class Spending(RuleBasedStateMachine):
         request = ModelRequest(definition, (UserMessage("Hello"),), (), worker.run.id, worker.run.chat_id, 1, 1000)
         worker.requests += 1
         step = (len(worker.turns) + 1, worker.requests)
-        allowance = self.step(worker, fate, allow, worker.run, request, step, {})
-        if isinstance(allowance, Allowance):
+        try:
+            allowance = self.step(worker, fate, allow, worker.run, request, step, {})
+        except Short as short:  # without a refusal, it waits for what other steps hold
+            if short.refusal:
+                self.finish(worker, "done", lifecycle.fail, short.refusal.code, short.refusal.message)
+            return
+        if allowance:
             assert allowance.output_tokens >= min(1000, 256)
             worker.request, worker.allowance, worker.sent = request, allowance, 0
-        elif isinstance(allowance, lifecycle.Refusal):  # or it waits for what other steps hold
-            self.finish(worker, "done", lifecycle.fail, allowance.code, allowance.message)
 
     @rule(at=RUNS, count=st.integers(1, 3000), recorded=st.booleans())
     def stream(self, at: int, count: int, recorded: bool) -> None:

@@ -26,7 +26,7 @@ from runs.engine.context.plan import (
     room,
     summary_tokens,
 )
-from runs.engine.requests import Answer, Exhausted, ask, failed_request
+from runs.engine.requests import Exhausted, ask, failed_request
 from runs.engine.session import Session
 from runs.engine.transcript import Cut, RunPart
 from runs.errors import FailureReason
@@ -148,25 +148,23 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
                     continue  # staff have changed it during this wait
                 key = lifecycle.compaction_key(index)
                 answer = await ask(session, request, key, said.append, reserve=least_after)
-            if isinstance(answer, Answer):
-                lifecycle.crash_point("after_summary")
-                text = "".join(said).encode()[:longest]
-                if not (summary := text.decode(errors="ignore").strip()):
-                    # The same request would get the same answer again.
-                    detail = f"The answer ended with {answer.end.finish_reason}."
-                    raise ModelError(FailureReason.NO_TEXT, detail=detail)
+            lifecycle.crash_point("after_summary")
+            text = "".join(said).encode()[:longest]
+            if not (summary := text.decode(errors="ignore").strip()):
+                # The same request would get the same answer again.
+                raise ModelError(FailureReason.NO_TEXT, detail=f"The answer ended with {answer.end.finish_reason}.")
         except ModelError as error:
             again = error.reason == TOO_LONG and too_long < SMALLER_TIMES
             attempt = failed_request(session, model, error, asked_at, models, again=again, compaction=index)
             await session.end_request(attempt)
             continue
-        if isinstance(answer, requests.Wait):
-            await session.wait_for_credits(answer.least)
-            continue
-        if not isinstance(answer, Answer):
+        except requests.Short as short:
+            if short.refusal is None:
+                await session.wait_for_credits(short.needs)
+                continue
             refused.add(model.name)
             if refused.issuperset(other.name for other in models) and session.run.waits_for_credits:
-                raise Exhausted(answer)
+                raise Exhausted(short.refusal) from None
             continue
         usage, hold = answer.end.usage, answer.allowance.hold
         charge = requests.charge_of(model, usage, hold)
