@@ -139,34 +139,21 @@ class ModelPlaces:
         """Hold a place for one request. Yields False, without one, if the process drains or the provider is gone."""
         provider = self.providers.get(server.name) or self._add(server)
         provider.server = server
-        may_begin = await self._take(provider, user_id)
-        try:
-            yield may_begin
-        finally:
-            if may_begin:
-                self._give_back(provider)
-
-    async def _take(self, provider: _Provider, user_id: int) -> bool:
-        if not provider.server.is_limited:
-            provider.working += 1
-            return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         line = provider.lines.setdefault(user_id, [])
         line.append(turn)
-        self._changed.set()
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn in line:
-                line.remove(turn)
-            elif not turn.cancelled() and turn.result():  # the place came at the moment of the cancel
-                self._give_back(provider)
+        if server.is_limited:
             self._changed.set()
-            raise
-
-    def _give_back(self, provider: _Provider) -> None:
-        provider.working -= 1
-        self._changed.set()
+        else:
+            self._answer(provider, {user_id: None})
+        try:
+            yield await turn
+        finally:
+            if turn in line:  # cancelled during the wait
+                line.remove(turn)
+            elif not turn.cancelled() and turn.result():
+                provider.working -= 1
+            self._changed.set()
 
     def _add(self, server: Server) -> _Provider:
         provider = self.providers[server.name] = _Provider(server)
