@@ -5,9 +5,11 @@ row makes this exact. The slots of this process are allocated by how endpoints h
 hang never take the last free slots, however many they are.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import NamedTuple
 
 from django.db import connection, transaction
@@ -117,10 +119,9 @@ def concurrency(of_installation: bool) -> int:
     return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
-def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
+def take_ready(busy: int, after: str = "") -> tuple[list[Claim], str]:
     """Claim what this process should send now, to endpoints with ids above ``after``; ``busy`` of its slots are taken.
-    Returns the claims, whether deliveries had to be left because there was no slot, and the next ``after``, which is
-    empty at the end.
+    Returns the claims, and the next ``after``, which is empty at the end.
     """
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
@@ -130,11 +131,9 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     if closed := [row.endpoint_id for row in rows if not row.is_open]:
         transitions.drop(closed)
         transitions.pass_on_due()
-    candidates = [row for row in rows if row.is_open and row.in_flight < concurrency(row.of_installation)]
+    candidates = [row for row in rows if row.is_open]
     allowances = allocate_slots(candidates, busy, WEBHOOK_WORKER_CAPACITY, WEBHOOK_BATCH_SIZE)
-    if not allowances:
-        return [], bool(candidates), after
-    return _claim(allowances), len(allowances) < len(candidates), after
+    return _claim(allowances) if allowances else [], after
 
 
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:
@@ -144,20 +143,16 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
     """
     first_share = {False: slots, None: slots * 3 // 4, True: slots // 2}
     further_share = {False: slots // 2, None: slots // 4, True: slots // 4}
-    allowances: dict[str, int] = {}
-    given = 0
-    for under_way in range(max(concurrency(False), concurrency(True))):  # endpoints with the fewest attempts first
-        candidates = [candidate for candidate in candidates if concurrency(candidate.of_installation) > under_way]
-        for candidate in candidates:
-            allowed = allowances.get(candidate.endpoint_id, 0)
-            if candidate.in_flight + allowed != under_way:
-                continue
-            share = further_share if under_way else first_share
-            # In a small pool, each share is still one slot.
-            if given < most and busy + given < max(share[candidate.failing], 1):
-                allowances[candidate.endpoint_id] = allowed + 1
-                given += 1
-    return allowances
+    starts = [
+        (already, row) for row in candidates for already in range(row.in_flight, concurrency(row.of_installation))
+    ]
+    given: list[str] = []
+    for already, row in sorted(starts, key=itemgetter(0)):  # endpoints with the fewest attempts first
+        share = further_share if already else first_share
+        # In a small pool, each share is still one slot.
+        if len(given) < most and busy + len(given) < max(share[row.failing], 1):
+            given.append(row.endpoint_id)
+    return Counter(given)
 
 
 @transaction.atomic

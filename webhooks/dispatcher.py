@@ -4,7 +4,6 @@ One thread uses the database, over one connection that it closes when nothing is
 attempts run on the event loop of outbound requests; they never touch the database.
 """
 
-import asyncio
 import logging
 import threading
 import time
@@ -17,11 +16,9 @@ from django.db import connection
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
-from config.queue import publisher
 from config.telemetry import logs
 from webhooks import claims, signing, transitions
 from webhooks.models import Attempt
-from webhooks.outbox import DELIVER
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +27,6 @@ IDLE_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 # Outcomes that arrive within this time are recorded together.
 GATHER_SECONDS = 0.005
-# A process without free slots nudges the others at most this often.
-PASS_ON_SECONDS = 1.0
 # When the process stops: time to record the last outcomes. An attempt whose outcome is not recorded counts as failed.
 RECORD_SECONDS = 5.0
 
@@ -43,14 +38,11 @@ USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
 
 
 class Dispatcher:
-    """``wake`` is for the service. ``drain`` does the same work in the calling thread, until nothing is due."""
-
     def __init__(self) -> None:
         self._outcomes: SimpleQueue[Attempt] = SimpleQueue()
         self._unrecorded: list[Attempt] = []
         self._in_flight = 0
         self._after = ""  # where the search for endpoints continues
-        self._nudged_at = 0.0
         self._awake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -72,12 +64,6 @@ class Dispatcher:
         self._awake.set()
         if self._thread is not None:
             self._thread.join(timeout)
-
-    def drain(self) -> None:
-        """Send and record everything that is due, then return."""
-        while self._step() or self._in_flight:
-            self._awake.wait(None if self._in_flight else 0)
-            self._awake.clear()
 
     def _run(self) -> None:
         try:
@@ -119,20 +105,13 @@ class Dispatcher:
         if self._stopping:
             return False
         passed_on = transitions.pass_on_due()
-        found: list[claims.Claim] = []
-        if self._in_flight < claims.WEBHOOK_WORKER_CAPACITY:
-            found, left, self._after = claims.take_ready(self._in_flight, self._after)
-            more = bool(found or self._after)
-        else:
-            left, more = transitions.anything_due()[0], False
-        if found:
-            self._in_flight += len(found)
-            shared.submit(self._send(found))
-        if left and not found and time.monotonic() - self._nudged_at > PASS_ON_SECONDS:
-            # Nudge the other processes, because this one has no free slot.
-            self._nudged_at = time.monotonic()
-            publisher.nudge(DELIVER)
-        return more or bool(passed_on)
+        if self._in_flight >= claims.WEBHOOK_WORKER_CAPACITY:
+            return bool(passed_on)
+        found, self._after = claims.take_ready(self._in_flight, self._after)
+        self._in_flight += len(found)
+        for claim in found:
+            shared.submit(self._attempt(claim))
+        return bool(passed_on or found or self._after)
 
     def _record(self, outcomes: Sequence[Attempt]) -> None:
         """Record outcomes. If one cannot be written, the others are written. Its claim lapses, so its attempt counts as
@@ -149,11 +128,8 @@ class Dispatcher:
             for outcome in outcomes:
                 self._record([outcome])
 
-    async def _send(self, batch: Sequence[claims.Claim]) -> None:
-        """Make these attempts concurrently on the event loop, and hand over each outcome when it arrives."""
-        await asyncio.gather(*(self._attempt(claim) for claim in batch))
-
     async def _attempt(self, claim: claims.Claim) -> None:
+        """Make an attempt on the event loop, and hand over its outcome."""
         # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
         self._outcomes.put(claim.delivery.attempt() if unsent else await attempt(claim))

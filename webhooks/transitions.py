@@ -220,14 +220,13 @@ def _finish(ids: Sequence[str], status: Delivery.Status) -> int:
 
 def _note_health(attempts: Iterable[Attempt]) -> None:
     """Write whether each endpoint's latest attempt failed. Called last: claims lock endpoints before deliveries."""
-    changed: dict[bool, list[str]] = {}
-    for one in {one.delivery.endpoint_id: one for one in attempts}.values():
-        # ``failing`` as it was when the attempt was claimed.
-        if one.delivery.endpoint.failing in (None, one.succeeded):
-            changed.setdefault(not one.succeeded, []).append(one.delivery.endpoint_id)
-    for failing, ids in changed.items():
-        with transaction.atomic():
-            _locked(ids).update(failing=failing)
+    latest = {one.delivery.endpoint_id: one for one in attempts}
+    # ``failing`` as it was when the attempt was claimed.
+    changed = [one for one in latest.values() if one.delivery.endpoint.failing in (None, one.succeeded)]
+    for failing in (True, False):
+        if ids := [one.delivery.endpoint_id for one in changed if one.succeeded is not failing]:
+            with transaction.atomic():
+                _locked(ids).update(failing=failing)
 
 
 def _locked(endpoint_ids: Iterable[str]) -> QuerySet[Endpoint]:

@@ -56,10 +56,12 @@ def record(user, event_type: str = "agent.started", **extra) -> Delivery:
     return Delivery.objects.get(event_id=event_id)
 
 
-def deliver() -> None:
-    """Send all due deliveries, and wait for their outcomes."""
-    one = dispatcher.Dispatcher()
-    one.drain()
+def deliver(one: dispatcher.Dispatcher | None = None) -> None:
+    """Send all due deliveries, and wait for their outcomes, with the database of this thread."""
+    one = one or dispatcher.Dispatcher()
+    while one._step() or one._in_flight:
+        one._awake.wait(None if one._in_flight else 0)
+        one._awake.clear()
     one.stop()
 
 

@@ -169,19 +169,6 @@ def test_health_follows_the_latest_attempt(user, receivers):
     assert Endpoint.objects.get().failing is False
 
 
-@pytest.mark.django_db
-def test_full_process_nudges_other_processes(user, nudges, monkeypatch):
-    monkeypatch.setattr("webhooks.claims.WEBHOOK_WORKER_CAPACITY", 1)
-    factories.EndpointFactory(user=user)
-    record(user)
-    one = dispatcher.Dispatcher()
-    one._in_flight = 1
-    nudges.clear()
-    one._step()
-    one._step()
-    assert nudges == [("webhooks.deliver_due", (), None)]
-
-
 # --- the running dispatcher ------------------------------------------------------------------------------------------
 @pytest.fixture
 def running():
@@ -346,7 +333,7 @@ def test_claim_is_returned_if_the_process_stops_before_it_sends(user, endpoint, 
         return taken
 
     monkeypatch.setattr(claims, "take_ready", stop_after_claim)
-    one.drain()
+    deliver(one)
     delivery.refresh_from_db()
     assert (delivery.status, delivery.attempt_count, delivery.claim_id) == ("PENDING", 0, None)
     assert receiver.requests == []
