@@ -28,11 +28,11 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
     """New invocations, not stored yet. Those that name no known tool, or whose input is not valid, are FAILED."""
     await session.learn_tools(call.name for call in calls)
     offered = session.tools()
-    pairs = [(call, offered.get(call.name)) for call in calls]
-    inputs = await session.process.tool_threads.run(session.run.user_id, lambda: [_parse(*pair) for pair in pairs])
-    now = clock.now()
+    threads, now = session.process.tool_threads, clock.now()
+    parsed = await threads.run(session.run.user_id, lambda: [_parse(call, offered.get(call.name)) for call in calls])
     new: list[ToolInvocation] = []
-    for index, ((call, tool), (input, failure)) in enumerate(zip(pairs, inputs, strict=True), 1):
+    for index, (call, (input, failure)) in enumerate(zip(calls, parsed, strict=True), 1):
+        tool = offered.get(call.name)
         invocation = ToolInvocation(
             id=new_id("inv"),
             run=session.run,

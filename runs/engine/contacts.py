@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from functools import partial
 from urllib.parse import urlsplit
 
 from runs import catalogue, lifecycle
@@ -71,22 +70,22 @@ class Contacts:
                 chosen.append(call_id)
         taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
         for call in taken:
-            task = asyncio.create_task(contact(self.process, call, definitions.get(call.name)), name=call.id)
-            places_of_call = self.known.get(call.name, ""), call.run.user_id
-            self.under_way.update(places_of_call)
-            self.tasks[call.id] = task
-            task.add_done_callback(partial(self._end, call.id, places_of_call))
+            server = self.known.get(call.name, "")
+            self.under_way.update((server, call.run.user_id))
+            self.tasks[call.id] = asyncio.create_task(self._contact(call, definitions.get(call.name), server))
         return len(due) == room and bool(taken)
 
-    def _end(self, call_id: str, places_of_call: tuple[str | int, str | int], task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the server of the tool of %s could not be contacted", call_id, exc_info=error)
-        for place, limit in zip(places_of_call, (CONTACTS_PER_SERVER, CONTACTS_PER_USER), strict=True):
-            if self.under_way[place] == limit:
+    async def _contact(self, call: ToolInvocation, tool: ToolDefinition | None, server: str) -> None:
+        try:
+            await contact(self.process, call, tool)
+        except Exception:
+            logger.exception("the server of the tool of %s could not be contacted", call.id)
+        finally:
+            if self.under_way[server] == CONTACTS_PER_SERVER or self.under_way[call.run.user_id] == CONTACTS_PER_USER:
                 self.woken.set()  # other calls wait for this place
-        self.under_way -= Counter(places_of_call)
-        if self.tasks.get(call_id) is task:
-            del self.tasks[call_id]
+            self.under_way -= Counter((server, call.run.user_id))
+            if self.tasks.get(call.id) is asyncio.current_task():
+                del self.tasks[call.id]
 
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:

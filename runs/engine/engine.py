@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 # The time to hand runs over after the grace time. Both together are under 30 s, after which platforms kill.
 CLOSE_SECONDS = 10.0
 HAND_OVER_ROUNDS = 3
-RESUMED = (Interruption.REQUESTED, Interruption.BEHIND)  # after these interruptions, the run's task makes further steps
 # How long a thread that computes for a tool can keep the interpreter from the event loop (docs/decisions/0018).
 SWITCH_SECONDS = 0.001
 
@@ -107,8 +106,9 @@ class Engine:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        always = [flush_forever(self.process, self._interrupt), self.contacts.run(), self.process.model_places.run()]
-        tasks = [self.loop.create_task(work) for work in always]
+        process, texts = self.process, (self.process.unwritten, self.process.begun)
+        always = [flush_forever(process, gathered, self._interrupt) for gathered in texts]
+        tasks = [self.loop.create_task(work) for work in (*always, self.contacts.run(), process.model_places.run())]
         self.loop.run_forever()
         for task in tasks:
             task.cancel()
@@ -155,7 +155,8 @@ class Engine:
         """
         for run_id in run_ids:
             session = self.sessions.get(run_id)
-            if why in RESUMED and (session is None or session.interruption is not None):
+            is_resumed = why in (Interruption.REQUESTED, Interruption.BEHIND)  # the run's task makes further steps
+            if is_resumed and (session is None or session.interruption is not None):
                 continue
             if session is not None:
                 session.interruption = why

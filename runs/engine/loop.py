@@ -213,7 +213,7 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
         held=allowance.hold.amount if allowance.hold else 0,
         cost=charge.charged,
         request_digest=allowance.size.beginnings[-1][0] if allowance.size.beginnings else "",
-        context_bytes=plan.size(plan.cut),
+        context_bytes=plan.size(plan.history.cut),
         started_at=started_at,
         finished_at=clock.now(),
     )

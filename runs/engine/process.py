@@ -38,6 +38,8 @@ RUN_WORKER_FILE_THREADS = 16
 FILE_THREADS_PER_USER = 2
 # Bytes of one user's files that the requests of a worker process hold at a time; further turns wait.
 ATTACHMENT_BYTES_PER_USER = 128 * 1024 * 1024
+STREAM_FLUSH_SECONDS = 0.05  # between two writes of streamed text; the first text of a turn does not wait for it
+FIRST_TEXT_SECONDS = 0.01  # first texts within this time are written together; short answers are often complete by then
 # The pause between two looks for credits, which grows: another process may have settled a hold, or staff granted some.
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.05, 1.0
 
@@ -88,10 +90,11 @@ class CreditLine:
 
 
 class Gathered(dict[str, Any]):
-    """The sessions whose text a flush writes next, by run. ``added`` is set while there are any."""
+    """The sessions, by run, whose text is written together: ``seconds`` after the first one was ``added``."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
+        self.seconds = seconds
         self.added = asyncio.Event()
 
     def add(self, run_id: str, session: Any) -> None:
@@ -137,7 +140,11 @@ class ModelPlaces:
     @contextlib.asynccontextmanager
     async def hold(self, server: Server, user_id: int) -> AsyncIterator[bool]:
         """Hold a place for one request. Yields False, without one, if the process drains or the provider is gone."""
-        provider = self.providers.get(server.name) or self._add(server)
+        provider = self.providers.get(server.name)
+        if provider is None:
+            provider = self.providers[server.name] = _Provider(server)
+            metrics.model_requests_open.labels(server.name, "working").set_function(lambda: provider.working)
+            metrics.model_requests_open.labels(server.name, "waiting").set_function(lambda: provider.waiting)
         provider.server = server
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         line = provider.lines.setdefault(user_id, [])
@@ -154,12 +161,6 @@ class ModelPlaces:
             elif not turn.cancelled() and turn.result():
                 provider.working -= 1
             self._changed.set()
-
-    def _add(self, server: Server) -> _Provider:
-        provider = self.providers[server.name] = _Provider(server)
-        metrics.model_requests_open.labels(server.name, "working").set_function(lambda: provider.working)
-        metrics.model_requests_open.labels(server.name, "waiting").set_function(lambda: provider.waiting)
-        return provider
 
     async def run(self) -> None:
         while True:
@@ -235,7 +236,7 @@ class Process:
         self.model_places = ModelPlaces(leaving=lambda: self.draining)
         self.credit_line = CreditLine(leaving=lambda: self.draining)
         # The sessions with unwritten streamed text, and those of them whose turn has shown no text yet.
-        self.unwritten, self.begun = Gathered(), Gathered()
+        self.unwritten, self.begun = Gathered(STREAM_FLUSH_SECONDS), Gathered(FIRST_TEXT_SECONDS)
         # Each user's share of the database threads; it exists while a step of the user needs it.
         self.shares: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         # Claims of runs whose users are not known yet.

@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 LEASE_WAIT_SECONDS = 0.05  # the pause between two checks whether the heartbeat has renewed the lease
 DRAIN_LOOK_SECONDS = 0.5  # the pause between two checks whether the process drains
-STREAM_FLUSH_SECONDS = 0.05  # between two writes of streamed text; the first text of a turn does not wait for it
-FIRST_TEXT_SECONDS = 0.01  # first texts within this time are written together; short answers are often complete by then
 PAUSE_SECONDS = 1.0  # after an error; ``Process.db`` itself waits while the database is not available
 
 logger = logging.getLogger(__name__)
@@ -263,24 +261,18 @@ class Session:
         return settings.RUN_TIMEOUT_SECONDS - self.run.ran_ms / 1000 - stretch.total_seconds()
 
 
-async def flush_forever(process: Process, interrupt: Callable[[Session], None]) -> None:
-    """Write the streamed text of all runs of a process: one transaction for all, at most once in STREAM_FLUSH_SECONDS.
-    ``interrupt`` is called for each session whose run has changed in the database.
+async def flush_forever(process: Process, gathered: Gathered, interrupt: Callable[[Session], None]) -> None:
+    """Write the ``gathered`` text: of all runs in one transaction. ``interrupt`` is called for each session whose run
+    has changed in the database.
     """
-
-    async def work(gathered: Gathered, seconds: Callable[[], float]) -> None:
-        while True:
-            await gathered.added.wait()
-            await asyncio.sleep(seconds())
-            try:
-                await flush(process, gathered.take(), interrupt)
-            except Exception:
-                logger.exception("streamed text could not be written; the next flush tries again")
-                await asyncio.sleep(PAUSE_SECONDS)
-
-    await asyncio.gather(
-        work(process.unwritten, lambda: STREAM_FLUSH_SECONDS), work(process.begun, lambda: FIRST_TEXT_SECONDS)
-    )
+    while True:
+        await gathered.added.wait()
+        await asyncio.sleep(gathered.seconds)
+        try:
+            await flush(process, gathered.take(), interrupt)
+        except Exception:
+            logger.exception("streamed text could not be written; the next flush tries again")
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def flush(process: Process, waiting: list[Session], interrupt: Callable[[Session], None]) -> None:

@@ -5,6 +5,8 @@ same rows and cut always give the same messages. No query is made, and nothing i
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from runs.events import join_text
@@ -167,9 +169,7 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
     that is ``shown`` and its whole length in ``chars``. A call without an outcome is left out of its turn. The output
     of an earlier run becomes text, because the tool for that output is no longer offered.
     """
-    results: dict[int, list[Result]] = {}
-    for call in calls:
-        results.setdefault(call.turn_index, []).append(_result(call))
+    results = {turn: list(map(_result, made)) for turn, made in groupby(calls, attrgetter("turn_index"))}
     parts: list[TurnPart] = []
     for turn in turns:
         output = next((call for call in turn.tool_calls if "key" in call and call["told"] is None), None)

@@ -63,8 +63,8 @@ def test_the_stream_has_the_text_of_a_turn_that_a_cancel_overtakes(bench, monkey
         until(lambda: bench.engine.sessions[run.pk].interruption)
         return move(run, *args, **kwargs)
 
-    for name in ("FIRST_TEXT_SECONDS", "STREAM_FLUSH_SECONDS"):
-        monkeypatch.setattr(f"runs.engine.session.{name}", 600)
+    for gathered in (bench.engine.process.unwritten, bench.engine.process.begun):
+        monkeypatch.setattr(gathered, "seconds", 600)
     monkeypatch.setattr(lifecycle, transition, late)
     run = bench.finish(script)
     assert (run["status"], run["answer"]) == ("cancelled", "one")

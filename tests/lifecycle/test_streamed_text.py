@@ -12,7 +12,7 @@ TURNS = '/say one\n/call calculate {"expression": "1"}\n/say two\n/wait 600'
 
 
 def test_the_first_text_of_each_turn_does_not_wait_for_the_interval(bench, events, monkeypatch):
-    monkeypatch.setattr("runs.engine.session.STREAM_FLUSH_SECONDS", 600)
+    monkeypatch.setattr(bench.engine.process.unwritten, "seconds", 600)
     run_id = bench.start(TURNS)["id"]
     until(lambda: joined(events(run_id)) == "one\n\ntwo")
 

@@ -73,7 +73,7 @@ async def fit(session: Session, model: ModelDefinition) -> Plan | None:
     while True:
         plan = plan_of(session, model)
         step = _next_step(session, plan)
-        if step is None or step.cut == plan.cut:
+        if step is None or step.cut == plan.history.cut:
             return plan
         if session.process.draining:
             return None
@@ -190,7 +190,7 @@ async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinit
     left = {run.run_id for part in plan.history.after(step.cut.last_run_id) for run in part}
     gone = [run for run in plan.history.earlier if run.run_id not in left]
     result_chars = most if sum(run.full_size for run in gone) <= most else RESULT_CHARS
-    text = await session.db(_text, [run.run_id for run in gone], result_chars, plan.cut.text, most)
+    text = await session.db(_text, [run.run_id for run in gone], result_chars, plan.history.cut.text, most)
     return ModelRequest(
         model=model,
         messages=(UserMessage(text),),

@@ -83,12 +83,8 @@ class Plan:
     report: Report | None
 
     @cached_property
-    def cut(self) -> Cut:
-        return self.history.cut
-
-    @cached_property
     def now(self) -> int:
-        return self.tokens(self.cut)
+        return self.tokens(self.history.cut)
 
     def size(self, cut: Cut) -> int:
         """The bytes of the request with this cut. Runs that are not loaded count in full."""
@@ -123,7 +119,7 @@ class Plan:
             return Step(CompactionKind.SUMMARY, self._first(cuts, wanted))
         if self.tokens(notes) < self.now:
             return Step(CompactionKind.RESULTS, notes)
-        hard = self._first(self._hard(), wanted) if self.now > most else self.cut
+        hard = self._first(self._hard(), wanted) if self.now > most else self.history.cut
         return Step(CompactionKind.RESULTS, hard) if self.tokens(hard) < self.now else None
 
     def shortest(self) -> Step | None:
@@ -135,7 +131,7 @@ class Plan:
 
     def left_out(self, step: Step) -> Step:
         """The step that leaves the runs out, in place of their summary."""
-        return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.cut.text))
+        return replace(step, kind=CompactionKind.LEFT_OUT, cut=replace(step.cut, text=self.history.cut.text))
 
     def _first(self, cuts: Sequence[Cut], wanted: int) -> Cut:
         """The first of ``cuts`` (longest first) with at most ``wanted`` tokens; if none has, the last one."""
@@ -145,27 +141,29 @@ class Plan:
     def _noted(self) -> list[Cut]:
         """Cuts with more results replaced by notes, oldest first; not the last turn's, which the model has not seen."""
         runs = (*self.history.runs, self.own)
-        form = self.cut.forms(runs)
+        form = self.history.cut.forms(runs)
         turns = [(place, turn) for place, run in enumerate(runs) for turn in run.turns]
         if self.own.turns:
             turns.pop()
-        return [self.cut] + [
-            replace(self.cut, notes_run_id=runs[place].run_id, notes_turn=turn.index)
+        return [self.history.cut] + [
+            replace(self.history.cut, notes_run_id=runs[place].run_id, notes_turn=turn.index)
             for place, turn in turns
             if turn.size(0) < turn.size() and form(place, turn.index)[0] != 0
         ]
 
     def _without(self, gone: int) -> Cut:
         """The cut without this number of the oldest runs."""
-        return replace(self.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.cut
+        return (
+            replace(self.history.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.history.cut
+        )
 
     def _hard(self) -> list[Cut]:
         """Cuts that reduce the run's earlier turns to bare calls, and shorten the last turn's results more and more."""
         if not self.own.turns:
-            return [self.cut]
+            return [self.history.cut]
         last = self.own.turns[-1].index
         cut = replace(
-            self.cut, notes_run_id=self.own.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last
+            self.history.cut, notes_run_id=self.own.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last
         )
         return [replace(cut, result_chars=chars) for chars in RESULT_CHARS]
 
@@ -185,7 +183,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
     lowest = min(limit, settings.MODEL_MIN_OUTPUT_TOKENS)
     return ModelRequest(
         model=model,
-        messages=tuple(messages(plan.cut, (*plan.history.runs, plan.own))),
+        messages=tuple(messages(plan.history.cut, (*plan.history.runs, plan.own))),
         tools=_tools(session),
         run_id=session.run.id,
         chat_id=session.run.chat_id,
