@@ -126,7 +126,7 @@ def report_of(turn: Turn) -> Report | None:
 
 
 # The columns that are read of calls and turns.
-CALL = ("turn_index", "id", "tool_call_id", "name", "status", "shown", "chars", "result_urls")
+CALL = ("turn_index", "id", "name", "status", "shown", "chars", "result_urls")
 ERROR = ("error_code", "error_message")
 TURN = ("index", "text", "tool_calls", "reasoning", "origin")
 COUNTED = ("estimated", "input_tokens", "context_bytes", "request_digest")
