@@ -95,7 +95,7 @@ def is_installed(package: str) -> bool:
 @register(Tags.security, deploy=True)
 def shared_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Processes that share a database may run on different machines, so none of them generates a key of its own."""
-    if not settings.DATABASE_URL or settings.SECRET_KEY_GIVEN:
+    if not settings.DATABASE_URL or settings.ENV.text("SECRET_KEY"):
         return []
     hint = "Set SECRET_KEY to the same 50 random characters in every process."
     return [Error("DATABASE_URL is set, but SECRET_KEY is not.", hint=hint, id="api.E013")]
@@ -110,15 +110,15 @@ def check_production(app_configs: Any = None, **kwargs: Any) -> list[CheckMessag
     is_allowed = validate_host(host, settings.ALLOWED_HOSTS)
     endless = settings.SECURE_SSL_REDIRECT and not settings.SECURE_PROXY_SSL_HEADER
     shared = settings.SECURE_PROXY_SSL_HEADER and not settings.TRUSTED_PROXIES
-    same, example = "in every process.", "agents.example.com" in settings.BASE_URL
+    same, example, env = "in every process.", "agents.example.com" in settings.BASE_URL, settings.ENV
     unsafe = [
         (1, {"*", "."} & {*settings.ALLOWED_HOSTS}, "ALLOWED_HOSTS allows every host.", "Name the service's hosts."),
-        (2, not settings.SECRET_KEY_GIVEN, "SECRET_KEY is not set.", f"Set the same 50 random characters {same}"),
-        (3, not settings.ENCRYPTION_KEYS_GIVEN, "ENCRYPTION_KEYS is not set.", f"Set the same keys {same}"),
+        (2, not env.text("SECRET_KEY"), "SECRET_KEY is not set.", f"Set the same 50 random characters {same}"),
+        (3, not env.items("ENCRYPTION_KEYS"), "ENCRYPTION_KEYS is not set.", f"Set the same keys {same}"),
         (4, settings.DEBUG, "DEBUG is on.", "Remove DEBUG."),
         (5, not settings.BASE_URL.startswith("https://"), "BASE_URL is not https.", "Set the public https address."),
         (13, example, "BASE_URL is the example of .env.example.", "Set your own address."),
-        (6, not settings.METRICS_TOKEN_GIVEN, "METRICS_TOKEN is not set.", "Set random characters, as in Prometheus."),
+        (6, not env.text("METRICS_TOKEN"), "METRICS_TOKEN is not set.", "Set random characters, as in Prometheus."),
         (7, settings.OUTBOUND_ALLOW_PRIVATE, "OUTBOUND_ALLOW_PRIVATE: webhooks and tools reach private addresses.", ""),
         (9, not settings.PLAYGROUND_STAFF_ONLY, "PLAYGROUND_STAFF_ONLY is off.", "Remove PLAYGROUND_STAFF_ONLY."),
         (10, settings.SESSION_JWKS_URL.startswith("http:"), "SESSION_JWKS_URL is not https.", "Set it to https://…"),

@@ -49,8 +49,8 @@ class Env:
         value = self._read(name, ",".join(default), "comma-separated")
         return [item.strip() for item in value.split(",") if item.strip()]
 
-    def postgres(self, name: str) -> dict[str, Any]:
-        """Django's database settings from a URL. libpq parses the URL, and its parameters become OPTIONS."""
+    def postgres(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Django's database settings from a URL, which libpq parses. Its parameters go before ``options``."""
         import psycopg  # slow, and not needed with SQLite
 
         engine = {"ENGINE": "config.database.postgresql"}
@@ -63,9 +63,9 @@ class Env:
             database = engine | {"NAME": parts.pop("dbname")}
         except (KeyError, ValueError, psycopg.Error):
             remedy = "use postgres://user:password@host:port/name"
-            return self._wrong(name, remedy, engine | {"NAME": "", "OPTIONS": {}})
+            return self._wrong(name, remedy, engine | {"NAME": "", "OPTIONS": options})
         database |= {key.upper(): parts.pop(key, "") for key in ("user", "password", "host", "port")}
-        return database | {"OPTIONS": parts}
+        return database | {"OPTIONS": options | parts}
 
     def _read(self, name: str, default: str, accepted: str) -> str:
         self.known[name] = default, accepted

@@ -33,7 +33,6 @@ EMBEDDED = not DATABASE_URL and not REDIS_URL
 # --- core ------------------------------------------------------------------------------------------------------------
 #: Django's debug mode; never use it in production
 DEBUG = ENV.flag("DEBUG", False)
-SECRET_KEY_GIVEN = bool(ENV.text("SECRET_KEY"))
 #: signs admin sessions and upload URLs. With SQLite and `make run` it is generated under `VAR_DIR`; otherwise the
 #: processes do not start without it
 SECRET_KEY = ENV.text("SECRET_KEY") or secret_from_file(VAR_DIR / "secret_key")
@@ -105,31 +104,25 @@ if DATABASE_LIMITS_APPLY:
     _limits |= {"lock_timeout": DATABASE_LOCK_SECONDS, "statement_timeout": DATABASE_ANSWER_SECONDS}
 if not _pgbouncer:
     _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
-DATABASES: dict[str, dict[str, Any]]
-if not DATABASE_URL:
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": VAR_DIR / "db.sqlite3",
-            "CONN_MAX_AGE": None,
-            # A deferred transaction that begins to write after another transaction has written fails at once with
-            # "database is locked"; SQLite's time-out does not apply. An IMMEDIATE transaction waits at its start.
-            "OPTIONS": {
-                "transaction_mode": "IMMEDIATE",
-                "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-            },
-            "TEST": {"NAME": VAR_DIR / "test.sqlite3"},
-        }
-    }
-else:
-    DATABASES = {"default": ENV.postgres("DATABASE_URL")}
-    DATABASES["default"] |= {
-        "CONN_MAX_AGE": DATABASE_CONN_MAX_AGE,
-        "CONN_HEALTH_CHECKS": True,
-        "DISABLE_SERVER_SIDE_CURSORS": _pgbouncer,
-        "OPTIONS": _options | DATABASES["default"]["OPTIONS"],
-    }
+_postgres = {
+    "CONN_MAX_AGE": DATABASE_CONN_MAX_AGE,
+    "CONN_HEALTH_CHECKS": True,
+    "DISABLE_SERVER_SIDE_CURSORS": _pgbouncer,
+}
+_sqlite = {
+    "ENGINE": "django.db.backends.sqlite3",
+    "NAME": VAR_DIR / "db.sqlite3",
+    "CONN_MAX_AGE": None,
+    # A deferred transaction that begins to write after another transaction has written fails at once with "database is
+    # locked"; SQLite's time-out does not apply. An IMMEDIATE transaction waits at its start.
+    "OPTIONS": {
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    },
+    "TEST": {"NAME": VAR_DIR / "test.sqlite3"},
+}
+DATABASES = {"default": _postgres | ENV.postgres("DATABASE_URL", _options) if DATABASE_URL else _sqlite}
 
 # --- broker ----------------------------------------------------------------------------------------------------------
 # The path of a Unix socket has at most about 100 characters; instead of a longer one, the temporary directory is used.
@@ -323,7 +316,6 @@ WEBHOOK_SWEEP_SECONDS = 5
 WEBHOOK_RETENTION_DAYS = ENV.whole("WEBHOOK_RETENTION_DAYS", 30, 1)
 #: Fernet keys for stored secrets, newest first; generated under `VAR_DIR` if empty
 ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "encryption_key", fernet_key)]
-ENCRYPTION_KEYS_GIVEN = bool(ENV.items("ENCRYPTION_KEYS"))
 
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL or f"redis+socket://{BROKER_SOCKET}"
@@ -395,7 +387,6 @@ SECURE_HSTS_SECONDS = ENV.whole("SECURE_HSTS_SECONDS", 31536000 if _https else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
-METRICS_TOKEN_GIVEN = bool(ENV.text("METRICS_TOKEN"))
 #: bearer token that `/metrics` requires. If empty, nobody may scrape (embedded default: generated under `VAR_DIR`)
 METRICS_TOKEN = ENV.text("METRICS_TOKEN") or (secret_from_file(VAR_DIR / "metrics_token") if EMBEDDED else "")
 METRICS_FLUSH_SECONDS = 5
