@@ -78,11 +78,6 @@ def index_of_results(run_id: str, answered: Collection[str]) -> int:
     return next((index for index, data in found if json.loads(data)["toolInvocationId"] in answered), 0)
 
 
-def has_outcomes(run_id: str, after: int) -> bool:
-    """Whether calls of the run have ended after this event."""
-    return RunEvent.objects.filter(run=run_id, index__gt=after, type=StreamType.TOOL_COMPLETED).exists()
-
-
 def index_of_question(waitpoint: Waitpoint) -> int:
     """The index of the event by which the waitpoint was opened; 0 if it is pruned."""
     opened = RunEvent.objects.filter(run=waitpoint.run_id, type=StreamType.WAITPOINT_OPENED)

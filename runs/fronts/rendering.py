@@ -157,7 +157,7 @@ class Rendering(ABC):
         text = text[max(0, self.earlier - start) :]
         if not text or overtaken:
             return []
-        parts = self._begin_turn() if self.turn == 0 or self.calls_of is not None else []
+        parts = self.begin_turn() if self.turn == 0 or self.calls_of is not None else []
         if self.earlier and not self.has_text:
             text = text.removeprefix(SEPARATOR)
         if text and not self.text_is_open:
@@ -174,11 +174,11 @@ class Rendering(ABC):
         self.text_is_open = self.has_text = False
         return parts
 
-    def _begin_turn(self) -> list[Part]:
-        parts = [*self.begin(), *self._close_text()]
+    def begin_turn(self) -> list[Part]:
+        parts = self._close_text()
         self.turn += 1
         self.calls_of, self.has_text = None, False
-        return [*parts, *self.turn_started()]
+        return parts
 
     def _close_text(self) -> list[Part]:
         if not self.text_is_open:
@@ -194,7 +194,7 @@ class Rendering(ABC):
         parts = self.before_answer(call) if asks or is_of_app else []
         self.calls[call.id] = call
         if self.turn == 0 or self.calls_of not in (None, call.turn):
-            parts += self._begin_turn()
+            parts += self.begin_turn()
         parts += self._close_text()
         # The calls end their turn's text.
         self.calls_of, self.earlier = call.turn, max(self.length, self.earlier)
@@ -228,10 +228,6 @@ class Rendering(ABC):
 
     def resumed(self) -> list[Part]:
         """The stream begins here; the client has everything before."""
-        return []
-
-    def turn_started(self) -> list[Part]:
-        """The turn number ``turn`` begins."""
         return []
 
     @abstractmethod

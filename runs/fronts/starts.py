@@ -85,7 +85,7 @@ def _of_message(chat: Chat, message_id: str) -> Run | None:
 
 def start_once(
     user: Any, chat: Chat, key: str, options: dict[str, Any], *, message_id: str | None = None, repeated_id: str = ""
-) -> ClientRun:
+) -> Run:
     """The run that the client's request starts, or that it started before. If the message ``message_id`` now has
     another text, the new run replaces the message's run. ``repeated_id`` is the client's id of the message in a
     protocol with other ids for requests: the same message starts nothing while its run is live. By default, an active
@@ -101,11 +101,11 @@ def start_once(
         before = row.run if row else message_id and _of_message(chat, message_id)
         if before:
             if message_id is None or is_same(before, options["message"]):
-                return row or ClientRun(chat=chat, key=key, run=before)
+                return before
             options = options | {"replaces": before.pk}
         live = repeated(chat, repeated_id, options.get("message")) if row is None else None
         if live and not live.is_over:
-            return ClientRun.objects.create(chat=chat, key=key, run=live)
+            return ClientRun.objects.create(chat=chat, key=key, run=live).run
         replaced = Run.objects.filter(pk=options.get("replaces"), chat=chat).first() if "replaces" in options else None
         later = Run.objects.filter(chat=chat, created_at__gte=replaced.created_at) if replaced else Run.objects.none()
         if "on_active_run" not in options:
@@ -121,7 +121,7 @@ def start_once(
             ClientRun.objects.filter(chat=chat, run=replaced).update(run=run, index=0)
         if row is None:
             ClientRun.objects.create(chat=chat, key=key, run=run, message_id=repeated_id)
-        return ClientRun(chat=chat, key=key, run=run)
+        return run
 
 
 def repeated(chat: Chat, repeated_id: str, message: str | None = None) -> Run | None:

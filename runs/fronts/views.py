@@ -28,7 +28,7 @@ from config.telemetry import logs
 from runs import services
 from runs.fronts import reads, starts
 from runs.fronts.rendering import Facts, Part, Rendering
-from runs.models import ClientRun, Run, ToolInvocation, Waitpoint
+from runs.models import Run, ToolInvocation, Waitpoint
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event, existing
 from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, StreamResponse, as_line, opening_of, take_place
@@ -257,7 +257,7 @@ class FrontViewSet(ServiceViewSet):
             raise PayloadTooLarge(f"The body may have at most {settings.UI_MAX_BODY_BYTES} bytes.")
         return parse_object(request.read(), values=UI_VALUES_MAX, any_text=True)
 
-    def start(self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str], **how: Any) -> ClientRun:
+    def start(self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str], **how: Any) -> Run:
         """``starts.start_once`` within the caller's limits. ``given``: the options that were under ``run``."""
         request: Any = self.request
         try:

@@ -17,6 +17,7 @@ from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.jsontext import require_text
 from runs import catalogue, services
+from runs.events import StreamType
 from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
@@ -27,6 +28,7 @@ from runs.models import (
     LIVE_RUN_STATUSES,
     ClientRun,
     Run,
+    RunEvent,
     Waitpoint,
     WaitpointKind,
     WaitpointStatus,
@@ -196,17 +198,18 @@ class AgUiViewSet(FrontViewSet):
             if line:
                 first = {"chat": chat, "key": starts.key_of(ANSWERED, sent.name)}
                 ClientRun.objects.get_or_create(**first, defaults={"run": run})
-            row = ClientRun(run=run, index=index)
-        if row is None and sent.trailing and (newest := self.newest(chat)) is not None:
-            row = ClientRun(run=newest)
-        if row is None:
-            row, repeats = self.started(chat, key, sent, agent), False
-        rendering = self.rendering(row.run, sent.thread, sent.name, line)
+        elif row is not None:
+            run, index = row.run, row.index
+        elif sent.trailing and (newest := self.newest(chat)) is not None:
+            run, index = newest, 0
+        else:
+            run, index, repeats = self.started(chat, key, sent, agent), 0, False
+        rendering = self.rendering(run, sent.thread, sent.name, line)
         if repeats:
-            rendering.before = rendering.snapshot(Transcript(row.run, row.index, line).messages)
+            rendering.before = rendering.snapshot(Transcript(run, index, line).messages)
         else:
             rendering.given = given
-        return self.in_turn(rendering, row.run, row.index)
+        return self.in_turn(rendering, run, index)
 
     def rendering(self, *about: Any) -> AgUi:
         rendering = AgUi(*about)
@@ -222,7 +225,7 @@ class AgUiViewSet(FrontViewSet):
             rest = self.frames(other, later[number], then=rest)
         return self.frames(rendering, run, (index, 0), continues=True, then=rest)
 
-    def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> ClientRun:
+    def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> Run:
         if not offers(agent):
             raise NotFound(NO_AGENT)
         self.require_scope("runs:write")
@@ -241,7 +244,7 @@ class AgUiViewSet(FrontViewSet):
             return None
         if run is None and not sent.trailing:
             key = starts.key_of("ag-ui", sent.name, sent.message_id)
-            run = self.started(chat, key, sent, agent, on_active_run="enqueue").run
+            run = self.started(chat, key, sent, agent, on_active_run="enqueue")
         return run if run and run.pk != answered.pk and not run.is_over else None
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -260,7 +263,8 @@ class AgUiViewSet(FrontViewSet):
             self.require_scope("waitpoints:respond")
             waitpoint = find(waitpoints, name)  # an unknown one refuses the request, before another one is answered
             index = reads.index_of_question(waitpoint)
-            repeats |= reads.has_outcomes(waitpoint.run_id, index)
+            later = RunEvent.objects.filter(run=waitpoint.run_id, index__gt=index)
+            repeats |= later.filter(type=StreamType.TOOL_COMPLETED).exists()
             entries[name] = f"resume.{position}.payload", entry, waitpoint
         for field, entry, waitpoint in entries.values():
             waitpoint.refresh_from_db()

@@ -38,7 +38,10 @@ class Chunks(Rendering):
         self.step_is_open = False
         return [{"type": "start", "messageId": self.message_id}]
 
-    def turn_started(self) -> list[Part]:
+    def begin_turn(self) -> list[Part]:
+        return [*self.begin(), *super().begin_turn(), *self.step_started()]
+
+    def step_started(self) -> list[Part]:
         parts = self.step_ended()
         self.step_is_open = True
         return [*parts, {"type": "start-step"}]
@@ -67,7 +70,7 @@ class Chunks(Rendering):
         which a call has no final output. Of its own outputs, it sends only those in the last step.
         """
         is_beside = call.turn == self.calls_of and self.calls
-        return self.turn_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
+        return self.step_started() if is_beside and all(open.awaiting != CLIENT for open in self.calls.values()) else []
 
     def ask(self, waitpoint: Data, call: Call) -> list[Part]:
         if waitpoint["kind"] == WaitpointKind.CLARIFICATION:

@@ -105,24 +105,21 @@ def _file(part: dict[str, Any], field: str) -> File:
     head = DATA_URL.match(url)
     if head is None:
         raise ValidationFailed({field: ["Use a data: address, or that of an attachment of this service."]})
+    text = url[head.end() :]
     try:
-        content = _content(url[head.end() :], is_base64=head[2].lower().endswith(";base64"))
-    except (binascii.Error, ValueError):
+        if BROKEN_ESCAPE.search(text):
+            raise ValueError("an escape without its digits")
+        # ``unquote_to_bytes`` makes two objects for each escape. Quoted-printable text has the same escapes with "=".
+        content = binascii.a2b_qp(text.encode().replace(b"=", b"=3D").replace(b"%", b"="))
+        if head[2].lower().endswith(";base64"):
+            content = base64.b64decode(content, validate=True)
+    except ValueError:
         raise ValidationFailed({field: ["The content of this address is not valid."]}) from None
     given = part.get("mediaType")
     media_type = given if isinstance(given, str) and given else head[1]
     name = part.get("filename")
     name = name[:FILE_NAME_MAX_CHARS] if isinstance(name, str) and name else "file"
     return {"fileName": name, "contentType": media_type, "sizeBytes": len(content)}, content
-
-
-def _content(text: str, *, is_base64: bool) -> bytes:
-    """Raises ValueError."""
-    if BROKEN_ESCAPE.search(text):
-        raise ValueError("an escape without its digits")
-    # ``unquote_to_bytes`` makes two objects for each escape. Quoted-printable text has the same escapes with "=".
-    content = binascii.a2b_qp(text.encode().replace(b"=", b"=3D").replace(b"%", b"="))
-    return base64.b64decode(content, validate=True) if is_base64 else content
 
 
 def attached(user: Any, file: File) -> str:
@@ -195,7 +192,7 @@ class AiSdkViewSet(FrontViewSet):
                 self.require_scope("attachments:write")
             options["attachment_ids"] = [attached(self.request.user, file) for file in files]
         key = starts.key_of(sent.message_id)
-        return self.start(chat, key, options, given=sent.run, message_id=sent.message_id).run
+        return self.start(chat, key, options, given=sent.run, message_id=sent.message_id)
 
     def regenerated(self, sent: Sent) -> Run:
         """The run that replaces the run of the named message. A message without a run gets its first one.
@@ -219,7 +216,7 @@ class AiSdkViewSet(FrontViewSet):
             if works and not starts.waits_for_caller(chat) and Run.objects.filter(replaced_by=before).exists():
                 return before
         key = starts.key_of("regenerate", before.pk)
-        return self.start(chat, key, options | {"replaces": before.pk}, given=sent.run).run
+        return self.start(chat, key, options | {"replaces": before.pk}, given=sent.run)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
