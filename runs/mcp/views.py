@@ -5,10 +5,13 @@ the API's envelope, a refusal by JSON-RPC its error object, and a refusal by a t
 """
 
 import asyncio
+import base64
+import binascii
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -23,16 +26,26 @@ from config.api.errors import envelope, to_domain_error
 from config.api.negotiation import check_media_type
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, Forbidden
-from config.kernel.jsontext import dumps
+from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 from config.limits.lease import Lease
 from runs.events import StreamType
-from runs.mcp import protocol
-from runs.mcp.protocol import Message, RpcError, error_of, id_of, read_body, read_message, result_of
 from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, Started, call_tool, run_shown
 from runs.models import Awaiting, RunStatus
 from runs.streams.hub import Hub
 from runs.streams.reads import Event
 
+MODERN = "2026-07-28"
+# The revisions with a handshake, newest first. A request without a version is treated as one of these.
+LEGACY = ["2025-11-25", "2025-06-18", "2025-03-26"]
+VERSIONS = [MODERN, *LEGACY]
+VERSION_HEADER = "MCP-Protocol-Version"
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+SERVER_KEY = "io.modelcontextprotocol/serverInfo"
+SERVER = {"name": "agent-workflow-service", "title": "Agent workflow service", "version": "1.0.0"}
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 # The most MCP calls of one user that wait for a run at the same time, in all processes together; one more gets 429.
 MCP_WAITS_PER_USER = 4
 # The places of each user, over all processes. Their lease leaves some time for the answer after the wait.
@@ -49,6 +62,97 @@ ABOUT = {
 }
 # The tools never change within a release.
 CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
+
+
+# --- JSON-RPC ---------------------------------------------------------------------------------------------------------
+
+
+class RpcError(Exception):
+    """A JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data = code, message, data
+
+
+@dataclass(frozen=True)
+class Message:
+    """A JSON-RPC request, in the revision MODERN or one of LEGACY."""
+
+    id: str | int
+    method: str
+    params: dict[str, Any]
+    modern: bool
+
+
+def id_of(body: Any) -> str | int | None:
+    """The id of the message; None if it has none, or none that is valid."""
+    given = body.get("id") if isinstance(body, dict) else None
+    return given if isinstance(given, (str, int)) and not isinstance(given, bool) else None
+
+
+def read_message(body: Any, headers: Mapping[str, str]) -> Message | None:
+    """The request, with its revision; None for a notification. Raises RpcError, also for a batch."""
+    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
+        raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.")
+    if "id" not in body:
+        return None
+    if (identifier := id_of(body)) is None:
+        raise RpcError(INVALID_REQUEST, "id must be text or a whole number.")
+    params, version = body.get("params", {}), headers.get(VERSION_HEADER)
+    if not isinstance(params, dict):
+        raise RpcError(INVALID_PARAMS, "params must be an object.")
+    meta = params.get("_meta")
+    meta = meta if isinstance(meta, dict) else {}
+    if VERSION_KEY in meta or version == MODERN:
+        _check_modern(body["method"], params, meta, headers)
+    elif version is not None and version not in LEGACY:
+        raise _unsupported(version)
+    return Message(identifier, body["method"], params, modern=version == MODERN)
+
+
+def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """In MODERN every request names its version and capabilities, and its headers must repeat values of the body."""
+    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
+    if missing:
+        raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")
+    expected = {VERSION_HEADER: meta[VERSION_KEY], "Mcp-Method": method}
+    if method == "tools/call":
+        expected["Mcp-Name"] = params.get("name")
+    for name, value in expected.items():
+        if decode_header(headers.get(name)) != value:
+            raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
+    if meta[VERSION_KEY] != MODERN:
+        raise _unsupported(meta[VERSION_KEY])
+
+
+def _unsupported(version: Any) -> RpcError:
+    data = {"supported": VERSIONS, "requested": version}
+    return RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
+
+
+def decode_header(value: str | None) -> str | None:
+    """The text of a header, decoded if it has the form ``=?base64?…?=``. None if it is malformed."""
+    if value is None or not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    try:
+        return base64.b64decode(value[9:-2], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def result_of(message: Message, result: dict[str, Any]) -> dict[str, Any]:
+    if message.modern:
+        result = result | {"resultType": "complete", "_meta": {SERVER_KEY: SERVER}}
+    return {"jsonrpc": "2.0", "id": message.id, "result": result}
+
+
+def error_of(identifier: str | int | None, error: RpcError) -> dict[str, Any]:
+    shown = {"code": error.code, "message": error.message} | ({"data": error.data} if error.data is not None else {})
+    return {"jsonrpc": "2.0", "id": identifier, "error": shown}
+
+
+# --- the endpoint -----------------------------------------------------------------------------------------------------
 
 
 @extend_schema(exclude=True)
@@ -75,7 +179,7 @@ class McpViewSet(ServiceViewSet):
         check_media_type(request.content_type)
         message = identifier = None
         try:
-            body = read_body(request._request.body)
+            body = parse_value(request._request.body)
             identifier = id_of(body)
             message = read_message(body, request.headers)
             if message is None:
@@ -83,16 +187,18 @@ class McpViewSet(ServiceViewSet):
             if message.method == "tools/call":
                 return self.call(message, request)
             return rpc_response(result_of(message, answer(message)))
+        except MalformedJSON as error:
+            return rpc_response(error_of(None, RpcError(PARSE_ERROR, error.message)), 400)
         except RpcError as error:
-            status = 404 if error.code == protocol.METHOD_NOT_FOUND else 400
+            status = 404 if error.code == METHOD_NOT_FOUND else 400
             return rpc_response(error_of(identifier, error), status if message is None or message.modern else 200)
 
     def call(self, message: Message, request: Request) -> HttpResponseBase:
         name, arguments = message.params.get("name"), message.params.get("arguments", {})
         if not isinstance(name, str) or name not in TOOLS:
-            raise RpcError(protocol.INVALID_PARAMS, "There is no tool of this name.")
+            raise RpcError(INVALID_PARAMS, "There is no tool of this name.")
         if not isinstance(arguments, dict):
-            raise RpcError(protocol.INVALID_PARAMS, "arguments must be an object.")
+            raise RpcError(INVALID_PARAMS, "arguments must be an object.")
         user_id: Any = request.user.pk
         with ExitStack() as frees:
             place, seconds = "", arguments.get("waitSeconds")
@@ -115,15 +221,15 @@ def answer(message: Message) -> dict[str, Any]:
         case "tools/list", modern:
             return {"tools": [tool.listing(name) for name, tool in TOOLS.items()]} | (CACHED if modern else {})
         case "server/discover", True:
-            return {"supportedVersions": protocol.VERSIONS} | ABOUT | CACHED
+            return {"supportedVersions": VERSIONS} | ABOUT | CACHED
         case "initialize", False:
             # A client that asks for an unknown revision is offered the newest of LEGACY.
             asked = message.params.get("protocolVersion")
-            version = asked if asked in protocol.LEGACY else protocol.LEGACY[0]
-            return {"protocolVersion": version, "serverInfo": protocol.SERVER} | ABOUT
+            version = asked if asked in LEGACY else LEGACY[0]
+            return {"protocolVersion": version, "serverInfo": SERVER} | ABOUT
         case "ping", False:
             return {}
-    raise RpcError(protocol.METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.")
+    raise RpcError(METHOD_NOT_FOUND, f"There is no method {message.method[:100]}.")
 
 
 def outcome(work: Callable[[], Any]) -> Any:
@@ -153,7 +259,7 @@ def waited(message: Message, request: Request, started: Started) -> dict[str, An
         return result_of(message, outcome(lambda: run_shown(request, run_id)))
     except Exception:
         logger.exception("the run %s could not be read after waiting", run_id)
-        fault = RpcError(protocol.INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
+        fault = RpcError(INTERNAL_ERROR, "Something went wrong on our side; look at the run with get_run.")
         return error_of(message.id, fault)
 
 

@@ -21,8 +21,8 @@ from config.outbound.addresses import LookupFailed
 from runs.calls import ANSWERS, AnswerKind, CallResultInput, ClientToolInput
 from runs.llm import wire
 from runs.llm.base import ModelError
-from runs.mcp.protocol import RpcError
 from runs.mcp.tools import TOOLS
+from runs.mcp.views import RpcError
 from runs.serializers import RunInput
 from runs.tools.base import ToolFailure
 from runs.tools.mcp import tasks

@@ -18,7 +18,7 @@ from runs.fronts.ag_ui import views as ag_ui
 from runs.fronts.ai_sdk import views as ai_sdk
 from runs.fronts.views import UI_VALUES_MAX
 from runs.llm import demo, registry
-from runs.mcp import protocol
+from runs.mcp import views as mcp
 from runs.tools import base, questions
 from runs.tools import http as http_tool
 from runs.tools.base import ToolDefinition, ToolResult
@@ -134,7 +134,7 @@ SCANNERS: dict[str, list[Work]] = {
     "values of an MCP answer": around(
         lambda text: mcp_transport.count_values(text.encode()), ANSWER, *UNCLOSED, '"",', "1,", '"\n,', '\\",', "\r,"
     ),
-    "headers of MCP": around(protocol.decode_header, HEADER, "=", "a", before="=?base64?", after="?="),
+    "headers of MCP": around(mcp.decode_header, HEADER, "=", "a", before="=?base64?", after="?="),
     "path": around(lambda path: get_path_info({"PATH_INFO": path}), HEADER, "\xff", "\u00c3", "%"),
     "calculate": each(calculate.evaluate, *(expression[:1000] for expression in EXPRESSIONS)),
     "character references of a page": around(

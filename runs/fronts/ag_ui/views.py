@@ -16,23 +16,14 @@ from chats.services import CLIENT_ID, find_chat
 from config.api.viewsets import find
 from config.kernel.errors import NotFound, ValidationFailed
 from config.kernel.jsontext import require_text
-from runs import catalogue, services
+from runs import catalogue, models, services
 from runs.events import StreamType
 from runs.fronts import reads, starts
 from runs.fronts.ag_ui import events
 from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import Frames, FrontViewSet, frame
-from runs.models import (
-    CLIENT_MESSAGE_ID_MAX_CHARS,
-    LIVE_RUN_STATUSES,
-    ClientRun,
-    Run,
-    RunEvent,
-    Waitpoint,
-    WaitpointKind,
-    WaitpointStatus,
-)
+from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.streams.views import CONTENT_TYPE, HEADERS
 
 # This name stands for a run without an agent.
@@ -86,7 +77,7 @@ class Sent:
     def message_id(self) -> str:
         """The client's id of the message; empty if it is too long to be stored."""
         given = self.message.get("id")
-        return given if isinstance(given, str) and len(given) <= CLIENT_MESSAGE_ID_MAX_CHARS else ""
+        return given if isinstance(given, str) and len(given) <= models.CLIENT_MESSAGE_ID_MAX_CHARS else ""
 
     def results(self) -> dict[str, Object]:
         """The results of calls by the calls' ids, as REST takes them."""
@@ -263,7 +254,7 @@ class AgUiViewSet(FrontViewSet):
             self.require_scope("waitpoints:respond")
             waitpoint = find(waitpoints, name)  # an unknown one refuses the request, before another one is answered
             index = reads.index_of_question(waitpoint)
-            later = RunEvent.objects.filter(run=waitpoint.run_id, index__gt=index)
+            later = models.RunEvent.objects.filter(run=waitpoint.run_id, index__gt=index)
             repeats |= later.filter(type=StreamType.TOOL_COMPLETED).exists()
             entries[name] = f"resume.{position}.payload", entry, waitpoint
         for field, entry, waitpoint in entries.values():
