@@ -1,7 +1,8 @@
 """Starts runs for clients whose requests have ids: a repeated request starts nothing."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
@@ -35,23 +36,23 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
         raise ValidationFailed({"run": ["Use an object with the fields of a run."]})
     if wrong := [name for name in NOT_OPTIONS if name in given]:
         raise ValidationFailed({f"run.{name}": ["The message is not an option."] for name in wrong})
-    try:
-        with one_check_of(user.pk, given | said):
-            options = RunInput.validated(given | said)
-    except ValidationError as error:
-        raise renamed(error, "run", given.keys() - said.keys()) from None
+    with fields_under("run", given.keys() - said.keys()), one_check_of(user.pk, given | said):
+        options = RunInput.validated(given | said)
     if "onActiveRun" not in given:
         del options["on_active_run"]  # ``start_once`` has another default
     return options
 
 
-def renamed(
-    error: ValidationError | ValidationFailed, prefix: str, names: Collection[str] | None = None
-) -> ValidationFailed:
-    """The error with the field names of the client's body: all fields, or these ``names``, are under ``prefix``."""
-    fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
-    there = {name: names is None or name.partition(".")[0] in names for name in fields}
-    return ValidationFailed({f"{prefix}.{name}" if there[name] else name: texts for name, texts in fields.items()})
+@contextmanager
+def fields_under(prefix: str, names: Collection[str] | None = None) -> Iterator[None]:
+    """Errors name the fields of the client's body: all fields, or these ``names``, are under ``prefix``."""
+    try:
+        yield
+    except (ValidationError, ValidationFailed) as error:
+        fields = flatten(error.detail) if isinstance(error, ValidationError) else (error.details or {})["fields"]
+        there = {name: names is None or name.partition(".")[0] in names for name in fields}
+        renamed = {f"{prefix}.{name}" if there[name] else name: texts for name, texts in fields.items()}
+        raise ValidationFailed(renamed) from None
 
 
 def text_of(content: Any) -> str:

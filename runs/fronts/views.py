@@ -61,7 +61,6 @@ class Frames:
         then: Frames | None = None,
     ) -> None:
         self.rendering, self.opening, self.after, self.continues, self.then = rendering, opening, after, continues, then
-        self.resumed = not continues
         # The sum of the last indexes of the runs that the same stream showed before this one.
         self.earlier = 0
         # The last event that was rendered, and the number of its frames.
@@ -87,9 +86,9 @@ class Frames:
 
     def begin(self) -> bytes:
         """What a stream that continues begins with."""
-        if self.resumed:
+        if not self.continues:
             return b""
-        self.resumed = True
+        self.continues = False
         index = self.after[0]
         parts = self.rendering.resumed()
         # The client continues without an answer: it is asked again.
@@ -260,14 +259,12 @@ class FrontViewSet(ServiceViewSet):
     def start(self, chat: Chat, key: str, options: dict[str, Any], *, given: Collection[str], **how: Any) -> Run:
         """``starts.start_once`` within the caller's limits. ``given``: the options that were under ``run``."""
         request: Any = self.request
-        try:
+        with starts.fields_under("run", given):
             if self.surface == "public":
                 services.require_allowed_to_keys(options)
             ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
             options = options | {"request_id": logs.request_id.get() or ""}
             return starts.start_once(request.user, chat, key, options, **how)
-        except ValidationFailed as error:
-            raise starts.renamed(error, "run", given) from None
 
     def respond(self, waitpoint: Waitpoint, answer: dict[str, Any]) -> None:
         self.require_scope("waitpoints:respond")

@@ -7,7 +7,6 @@ from typing import Any
 from django.http import HttpResponse, HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiResponse, extend_schema
-from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -93,7 +92,11 @@ class Sent:
         """The options of the run that the protocol has fields of its own for. Raises ValidationFailed."""
         said: Object = {"agent": agent} if agent else {}
         if self.tools:
-            said["clientTools"] = [_client_tool(tool) for tool in self.tools]
+            tools = [(tool.get("name"), tool.get("description"), tool.get("parameters")) for tool in self.tools]
+            said["clientTools"] = [
+                {"name": name, "description": text, "inputSchema": NO_INPUT if schema is None else schema}
+                for name, text, schema in tools
+            ]
         given = self.run.get("instructions") if isinstance(self.run, dict) else None
         lines = [f"{_line(entry, 'description')}: {_line(entry, 'value')}" for entry in self.context]
         if lines and (given is None or isinstance(given, str)):
@@ -142,12 +145,6 @@ def _line(entry: Object, name: str) -> str:
     if not isinstance(value, str):
         raise ValidationFailed({f"context.{name}": ["A text is required."]})
     return value
-
-
-def _client_tool(tool: Object) -> Object:
-    schema = tool.get("parameters")
-    described = {"name": tool.get("name"), "description": tool.get("description")}
-    return described | {"inputSchema": NO_INPUT if schema is None else schema}
 
 
 class AgUiViewSet(FrontViewSet):
@@ -288,11 +285,9 @@ class AgUiViewSet(FrontViewSet):
                     services.cancel_run(waitpoint.run)
                 return
             payload = False
-        try:
+        with starts.fields_under(field):
             name = "approved" if approves else "answer"
             self.respond(waitpoint, payload if isinstance(payload, dict) else {name: payload})
-        except (ValidationError, ValidationFailed) as error:
-            raise starts.renamed(error, field) from None
 
     def newest(self, chat: Chat) -> Run | None:
         """The chat's active run, or its last one."""
