@@ -1,7 +1,7 @@
 """What fronts read beside events: where a stream continues, and runs as clients list them. Every function blocks."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -30,7 +30,7 @@ def asks_at(run_id: str, last: int) -> int:
     pending there. The event can be the outcome of another call, which ended after the waitpoint was opened.
     """
     pending = Waitpoint.objects.filter(run=run_id, status=WaitpointStatus.PENDING).first()
-    if pending is None or not 0 < index_of_question(pending) <= last:
+    if pending is None or not 0 < index_of(run_id, StreamType.WAITPOINT_OPENED, {pending.pk}) <= last:
         return 0
     events = RunEvent.objects.filter(run=run_id, index__lte=last, type__in=OF_QUESTIONS)
     return events.order_by("-index").values_list("index", flat=True)[0]
@@ -71,17 +71,14 @@ def index_of_stop(run_id: str, answered: Collection[str], shown: Collection[str]
     return before
 
 
-def index_of_results(run_id: str, answered: Collection[str]) -> int:
-    """The index of the last outcome of these calls; 0 if the run's events are pruned."""
-    events = RunEvent.objects.filter(run=run_id, type=StreamType.TOOL_COMPLETED).order_by("-index")
-    found = events.values_list("index", "data").iterator(chunk_size=100)
-    return next((index for index, data in found if json.loads(data)["toolInvocationId"] in answered), 0)
-
-
-def index_of_question(waitpoint: Waitpoint) -> int:
-    """The index of the event by which the waitpoint was opened; 0 if it is pruned."""
-    opened = RunEvent.objects.filter(run=waitpoint.run_id, type=StreamType.WAITPOINT_OPENED)
-    return opened.filter(data__contains=waitpoint.pk).values_list("index", flat=True).first() or 0
+def index_of(run_id: str, kind: StreamType, ids: Set[str]) -> int:
+    """The index of the last event of this type about one of these waitpoints or calls; 0 if it is pruned."""
+    events = RunEvent.objects.filter(run=run_id, type=kind).order_by("-index")
+    for index, text in events.values_list("index", "data").iterator(chunk_size=100):
+        data = json.loads(text)
+        if {data.get("id"), data.get("toolInvocationId")} & ids:
+            return index
+    return 0
 
 
 # --- runs as clients list them ----------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ class AgUiViewSet(FrontViewSet):
                 continue  # of thousands about one interrupt, the first counts
             self.require_scope("waitpoints:respond")
             waitpoint = find(waitpoints, name)  # an unknown one refuses the request, before another one is answered
-            index = reads.index_of_question(waitpoint)
+            index = reads.index_of(waitpoint.run_id, StreamType.WAITPOINT_OPENED, {waitpoint.pk})
             later = models.RunEvent.objects.filter(run=waitpoint.run_id, index__gt=index)
             repeats |= later.filter(type=StreamType.TOOL_COMPLETED).exists()
             entries[name] = f"resume.{position}.payload", entry, waitpoint
@@ -273,7 +273,7 @@ class AgUiViewSet(FrontViewSet):
         # message beside the answers.
         if row is not None and is_late and (row.run_id == run.pk or run.is_over):
             return None
-        after = index if sent.resume else reads.index_of_results(run.pk, given)
+        after = index if sent.resume else reads.index_of(run.pk, StreamType.TOOL_COMPLETED, given)
         return run, after, repeats or is_late, given
 
     def give(self, waitpoint: Waitpoint, entry: Object, field: str) -> None:
@@ -347,14 +347,13 @@ class AgUiViewSet(FrontViewSet):
             row, answered = (starts.find(chat, starts.key_of(kind, str(name))) for kind in ("ag-ui", ANSWERED))
             last = row.run if row else None
             first = answered.run if answered else last
-        stopped = False
+        stopped = list[Run]()
         if first and last:
             shown = Run.objects.filter(chat=chat, created_at__range=(first.created_at, last.created_at))
             # The last one first: none of them starts meanwhile.
-            for run in shown.filter(status__in=LIVE_RUN_STATUSES).order_by("-created_at"):
-                services.cancel_run(run)
-                stopped = True
-        return Response({"stopped": stopped})
+            live = shown.filter(status__in=LIVE_RUN_STATUSES).order_by("-created_at")
+            stopped = [services.cancel_run(run) for run in live]
+        return Response({"stopped": bool(stopped)})
 
 
 def live_runs(chat_id: str) -> list[Run]:

@@ -142,13 +142,6 @@ def as_text(output: Any) -> str:
     return output if isinstance(output, str) else to_text(output)
 
 
-def answer_of(waitpoint: Waitpoint, output: Any, *, failed: bool) -> dict[str, Any]:
-    """The fields with which REST answers the question; the client gave the answer as the output of a call."""
-    if "schema" not in waitpoint.request_payload:
-        return {"answer": as_text(output)}
-    return {"declined": True} if failed else {"data": output}
-
-
 class AiSdkViewSet(FrontViewSet):
     tag = "ai-sdk"
     lookup_url_kwarg = "chatKey"
@@ -245,8 +238,11 @@ class AiSdkViewSet(FrontViewSet):
             answer = {"approved": given.get("approved")} | ({"reason": given["reason"]} if given.get("reason") else {})
         elif (failed := state == "output-error") or state == "output-available":
             output = as_text(part.get("errorText"))[: starts.ERROR_MAX_CHARS] if failed else part.get("output")
-            if asked := recorded.asked(WaitpointKind.CLARIFICATION, key):
-                answer = answer_of(asked, output, failed=failed)
+            asked = recorded.asked(WaitpointKind.CLARIFICATION, key)
+            if asked is not None and "schema" in asked.request_payload:
+                answer = {"declined": True} if failed else {"data": output}
+            elif asked is not None:
+                answer = {"answer": as_text(output)}
             else:
                 asked = next((each for each in recorded.calls if each.node_type == CLIENT and each.pk == key), None)
                 answer = {"error": output or "It failed."} if failed else {"result": output}
