@@ -89,10 +89,9 @@ class Rendering(ABC):
         if event.type == StreamType.WAITPOINT_OPENED:
             return call_about(json.loads(event.data)["id"])
         runs = Run.objects.filter(pk=self.run_id)
-        shown = (
-            runs.annotate(credits_spent=sums.run_spent_subquery()) if event.final else runs.only("assistant_message_id")
-        )
-        if (run := shown.first()) is None:
+        if not event.final:
+            return runs.only("assistant_message_id").first()
+        if (run := runs.annotate(credits_spent=sums.run_spent_subquery()).first()) is None:
             raise Broken
         return run
 
