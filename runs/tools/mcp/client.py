@@ -19,7 +19,6 @@ from config.outbound.client import check_url
 from runs.tools.base import MCP, Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, tool_error
 from runs.tools.http import USER_AGENT
 from runs.tools.mcp import tasks
-from runs.tools.mcp.result import read_result
 from runs.tools.mcp.transport import GuardedTransport
 from runs.tools.questions import Dialogue
 
@@ -125,15 +124,12 @@ async def _make(
             name, json.loads(dumps(input)), allow_input_required=True, allow_claimed=True
         )
         if isinstance(result, CallToolResult):
-            return read_result(definition, result)
+            return tasks.read_result(definition, result)
         if isinstance(result, tasks.TaskCreated):
             return tasks.parked(result, dialogue)
         if not isinstance(result, InputRequiredResult):
             break
-        asked = {
-            key: request.model_dump(by_alias=True, mode="json", exclude_none=True)
-            for key, request in (result.input_requests or {}).items()
-        }
+        asked = result.model_dump(by_alias=True, mode="json", exclude_none=True).get("inputRequests")
         dialogue = dialogue.when_told(result.request_state)
         if asked:
             dialogue = await context.threads.run(context.user_id, dialogue.with_requests, asked)

@@ -1,8 +1,9 @@
-"""Tasks of MCP servers (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for later. Each look
-at a task is one POST, without the SDK and without a session: there may be thousands of tasks.
+"""Results of MCP servers' tools, and tasks (SEP-2663, revision 2026-07-28): calls whose outcome the server is asked for
+later. Each look at a task is one POST, without the SDK and without a session: there may be thousands of tasks.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -14,6 +15,7 @@ from urllib.parse import urljoin
 
 import mcp_types
 from mcp.shared.inbound import encode_header_value
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, TextResourceContents
 from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps
@@ -22,8 +24,8 @@ from config.outbound.urls import same_server
 from runs.errors import CallError
 from runs.tools import base
 from runs.tools.base import Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error
+from runs.tools.files import image_of
 from runs.tools.http import USER_AGENT, is_too_long, send
-from runs.tools.mcp.result import read_result
 from runs.tools.mcp.transport import TooLarge, require_readable
 from runs.tools.questions import Dialogue, is_storable
 
@@ -31,8 +33,12 @@ logger = logging.getLogger(__name__)
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 REVISION = "2026-07-28"
-# The capabilities of this client, as the server is told: the server may use nothing else.
-CAPABILITIES: Mapping[str, Any] = {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}}
+# What the server is told of this client: it may use no other capabilities.
+META: Mapping[str, Any] = {
+    mcp_types.PROTOCOL_VERSION_META_KEY: REVISION,
+    mcp_types.CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
+    mcp_types.CLIENT_CAPABILITIES_META_KEY: {"elicitation": {"form": {}}, "extensions": {EXTENSION: {}}},
+}
 
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 1.0, 300.0  # limits of the server's `pollIntervalMs`
 # Without `pollIntervalMs`, or an answer of the server, intervals double from the first to the second of these.
@@ -67,7 +73,7 @@ def parked(created: TaskCreated, before: Dialogue) -> Parked:
     if not task_id or not is_storable(task_id, TASK_ID_MAX_CHARS):
         raise tool_error("The tool's server gave the call's task an id that cannot be used.")
     interval = _interval(created.poll_interval_ms, None)
-    dialogue = replace(Dialogue(task_id=task_id, interval=interval), requests=before.requests, answered=before.answered)
+    dialogue = Dialogue(task_id, interval=interval, requests=before.requests, answered=before.answered)
     return _open(dialogue, created.status_message)
 
 
@@ -75,10 +81,9 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
     """Ask for the outcome of an open call. For an ended call, try once to cancel its task. Raises ToolFailure."""
     dialogue = Dialogue.from_text(context.remote_task)
     if context.end_reason:
-        if not dialogue.task_id:
-            return None
         try:
-            await _request(definition, context, "tasks/cancel", dialogue.task_id)
+            if dialogue.task_id:
+                await _request(definition, context, "tasks/cancel", dialogue.task_id)
         except (Away, Refused, ToolFailure) as error:
             logger.info("the task of call %s was not cancelled: %s", context.invocation_id, error)
         return None
@@ -87,14 +92,12 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
         task = await _request(definition, context, "tasks/get", dialogue.task_id)
         if task.get("taskId") != dialogue.task_id:
             raise Away("an answer about another task")
-        seen = _outcome(definition, task)
-        if seen is not None:
-            return seen
+        if result := _outcome(definition, task):
+            return result
         dialogue = replace(dialogue, interval=_interval(task.get("pollIntervalMs"), dialogue.interval))
         requests = task.get("inputRequests")
         if task["status"] == "input_required" and isinstance(requests, dict):
-            loop = asyncio.get_running_loop()
-            dialogue = await loop.run_in_executor(_checks, dialogue.with_requests, requests)
+            dialogue = await asyncio.get_running_loop().run_in_executor(_checks, dialogue.with_requests, requests)
             dialogue = await _tell(definition, context, dialogue)
         return _open(dialogue, task.get("statusMessage"))
     except (Away, Refused) as error:
@@ -129,7 +132,7 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
     name, status = definition.name, task.get("status")
     if status == "completed":
         try:
-            return read_result(definition, mcp_types.CallToolResult.model_validate(task.get("result"), by_name=False))
+            return read_result(definition, CallToolResult.model_validate(task.get("result"), by_name=False))
         except ValidationError:
             raise tool_error(f"{name} broke the MCP protocol.") from None
     if status in ("failed", "cancelled"):
@@ -139,6 +142,37 @@ def _outcome(definition: ToolDefinition, task: Mapping[str, Any]) -> ToolResult 
         raise tool_error(f"{name} {'failed' if status == 'failed' else 'was cancelled by its server'}{reason}")
     if status not in ("working", "input_required"):
         raise Away("a status that does not exist")
+    return None
+
+
+def read_result(definition: ToolDefinition, result: CallToolResult) -> ToolResult:
+    """Text unchanged, links as addresses, images, and for other content only its type. Raises ToolFailure."""
+    parts, urls, images = list[str](), list[str](), list[base.ToolImage]()
+    for block in result.content:
+        content = getattr(block, "resource", block)  # an embedded resource has the content of one
+        if isinstance(content, TextContent | TextResourceContents):
+            parts.append(content.text)
+        elif isinstance(content, ResourceLink):
+            uri = str(content.uri)
+            urls += [uri] if base.is_address(uri) else []
+            parts.append(f"{content.title or content.name}: {uri}")
+        elif image := _image(content):
+            images.append(image)
+        else:
+            parts.append(f"[{getattr(content, 'mime_type', None) or block.type}, which is not text]")
+    if not parts and result.structured_content is not None:
+        parts.append(base.result_text(definition.name, result.structured_content))
+    text = "\n".join(parts)
+    if result.is_error:
+        raise tool_error(definition.without_secrets(text) or f"{definition.name} failed.")
+    return ToolResult(text, tuple(urls), images=tuple(images))
+
+
+def _image(content: Any) -> base.ToolImage | None:
+    """The image of a content whose data is base64 text; None for other content."""
+    data = content.data if isinstance(content, ImageContent) else getattr(content, "blob", "")
+    with contextlib.suppress(ValueError):
+        return image_of(base64.b64decode(data, validate=True), getattr(content, "mime_type", None) or "")
     return None
 
 
@@ -154,12 +188,7 @@ async def _request(
     definition: ToolDefinition, context: ToolContext, method: str, task_id: str, **params: Any
 ) -> dict[str, Any]:
     """The result of the request. Raises Away, Refused, or ToolFailure for an answer that is too large."""
-    meta = {
-        mcp_types.PROTOCOL_VERSION_META_KEY: REVISION,
-        mcp_types.CLIENT_INFO_META_KEY: {"name": USER_AGENT, "version": "1.0.0"},
-        mcp_types.CLIENT_CAPABILITIES_META_KEY: CAPABILITIES,
-    }
-    told = {"taskId": task_id, **params, "_meta": meta}
+    told = {"taskId": task_id, **params, "_meta": META}
     body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": told})
     headers = {
         **definition.secret_headers,
