@@ -128,8 +128,8 @@ class ToolForm(StaffForm, forms.ModelForm):
     forget_signing_secret = forms.BooleanField(required=False, label="Delete the stored signing secret")
     timeout_seconds = forms.FloatField(
         required=False,
-        min_value=rules.TIMEOUT_MIN_SECONDS,
-        max_value=rules.TIMEOUT_MAX_SECONDS,
+        min_value=rules.TIMEOUT[0],
+        max_value=rules.TIMEOUT[1],
         label="Time limit",
         help_text="Seconds for a call. Empty: TOOL_TIMEOUT_SECONDS.",
     )

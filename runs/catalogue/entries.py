@@ -60,9 +60,7 @@ def new_variable(names: list[str], *parts: str) -> str:
 
 
 class Entry(CamelSerializer, serializers.ModelSerializer):
-    """One entry of the file. Its validated value is a dict of the row's columns, without the columns that stay
-    unchanged. Fields that may be secret are write-only.
-    """
+    """One entry of the file. Its value is a dict of the columns that the file sets. Possible secrets are write-only."""
 
     serializer_field_mapping: ClassVar = {
         models.CharField: Text,
@@ -90,10 +88,10 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
         """The fields that stay as they are if the file leaves them out."""
         return {str(field.field_name) for field in self.secrets.values()} | {"isDefault"}
 
-    def build_standard_field(self, field_name: str, model_field: Any) -> Any:
-        """Without DRF's check that the name is unique: an entry with the name of a row changes that row."""
-        built, kwargs = super().build_standard_field(field_name, model_field)
-        return built, {name: value for name, value in kwargs.items() if name != "validators"}
+    def get_extra_kwargs(self) -> dict[str, Any]:
+        """Without DRF's checks that values are new: an entry with the name of a row changes that row."""
+        unchecked: dict[str, Any] = {"validators": []}
+        return {"name": unchecked, "is_default": unchecked, "display_name": {"required": False}}
 
     def rows(self) -> dict[str, Any]:
         return {row.name: row for row in self.queryset.order_by("name")}
@@ -203,7 +201,6 @@ class ModelEntry(Entry):
 
     class Meta:
         model = AgentModel
-        extra_kwargs: ClassVar = {"display_name": {"required": False}}
         fields = (
             *("name", "display_name", "provider", "provider_model", "input_price", "output_price"),
             *("cached_input_price", "cache_write_price", "provider_cost_percent", "context_tokens"),
@@ -241,9 +238,7 @@ class ToolEntry(Entry):
     url = Address(required=False, allow_blank=True)
     input_schema = Object(validators=[fits(check_schema)])
     price = _price()
-    timeout_seconds = StrictNumberField(
-        min_value=rules.TIMEOUT_MIN_SECONDS, max_value=rules.TIMEOUT_MAX_SECONDS, **OPTIONAL
-    )
+    timeout_seconds = StrictNumberField(min_value=rules.TIMEOUT[0], max_value=rules.TIMEOUT[1], **OPTIONAL)
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS, source="secret_headers")
     signing_secret = Secret(max_length=rules.SIGNING_SECRET_MAX_CHARS, validators=[fits(parse_signing_secret)])
     park_seconds = rules.Whole(min_value=PARK_SECONDS[0], max_value=PARK_SECONDS[-1], **OPTIONAL)
@@ -254,7 +249,6 @@ class ToolEntry(Entry):
 
     class Meta:
         model = Tool
-        extra_kwargs: ClassVar = {"display_name": {"required": False}}
         fields = (
             *("name", "display_name", "description", "node_type", "url", "remote_name", "input_schema", "price"),
             *("provider_cost_percent", "approval", "timeout_seconds", "repeatable", "headers", "signing_secret"),

@@ -21,7 +21,7 @@ from runs.tools.dispatch import TYPES
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 FALLBACKS_MAX = 10
-TIMEOUT_MIN_SECONDS, TIMEOUT_MAX_SECONDS = 0.1, 3600
+TIMEOUT = (0.1, 3600)  # seconds
 # Limits of secrets, which the database stores encrypted.
 API_KEY_MAX_CHARS, HEADERS_MAX_CHARS, SIGNING_SECRET_MAX_CHARS = 4096, 10_000, 500
 NO_ADDRESS = "Use an http(s) address without credentials."
@@ -144,8 +144,7 @@ class Headers(Secret):
                 found[name] = super().to_internal_value(value)
                 checked(parse_headers, to_text({name: found[name]}))
             except (ValidationError, serializers.ValidationError) as error:
-                detail = error.messages if isinstance(error, ValidationError) else error.detail
-                raise serializers.ValidationError({name: detail}) from None
+                raise serializers.ValidationError({name: serializers.as_serializer_error(error)}) from None
         return to_text(found) if found else ""
 
 
@@ -160,8 +159,7 @@ class OneOf(serializers.ChoiceField):
         self.error_messages["invalid_choice"] = f"Use one of {', '.join(self.choices)}."
 
 
-class Object(serializers.DictField):
-    default_error_messages: ClassVar = {"not_a_dict": "A mapping is required."}
+Object = partial(serializers.DictField, error_messages={"not_a_dict": "A mapping is required."})
 
 
 class Names(BoundedListField):
