@@ -1,7 +1,6 @@
 """Tools of an MCP server as rows of the catalogue, from the server's own list."""
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
@@ -17,23 +16,13 @@ TOOL_IMPORT_MAX = 500  # the most tools of one MCP server; a server with more is
 NAME_MAX_CHARS, TITLE_MAX_CHARS, REMOTE_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS = 64, 100, 200, 20_000
 
 
-@dataclass
-class Imported:
-    """``skipped``: the tools that could not be imported, by the server's name, with the reason."""
-
-    added: list[Tool] = field(default_factory=list)
-    changed: list[Tool] = field(default_factory=list)
-    unchanged: list[Tool] = field(default_factory=list)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{len(tools)} {what}" for what, tools in vars(self).items())
-
-
-def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True) -> Imported:
+def import_mcp(
+    url: str, *, headers: str = "", prefix: str = "", price: int = 0, enabled: bool = True
+) -> dict[str, list[Any]]:
     """Add the tools of the server at ``url``, and update the known ones. ``headers``: JSON text of secret headers; if
-    empty, known tools keep theirs. ``price``, in micro-credits, and ``enabled`` are for new tools. Raises ValueError,
-    for staff, if the server does not answer with a list of tools.
+    empty, known tools keep theirs. ``price``, in micro-credits, and ``enabled`` are for new tools. Returns the rows by
+    what happened to them, and (server's name, reason) of what was skipped. Raises ValueError, for staff, if the server
+    does not answer with a list of tools.
     """
     if not is_address(url):
         raise ValueError(rules.NO_ADDRESS)
@@ -45,7 +34,8 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
         raise ValueError(failure.message) from None
     if len(listed) > TOOL_IMPORT_MAX:
         raise ValueError(f"The server has {len(listed)} tools; the limit is {TOOL_IMPORT_MAX}.")
-    imported, stored_headers = Imported(), {"secret_headers": headers} if headers else {}
+    imported: dict[str, list[Any]] = {"added": [], "changed": [], "unchanged": [], "skipped": []}
+    stored_headers = {"secret_headers": headers} if headers else {}
     with transaction.atomic():
         rules.lock()
         rows = list(Tool.objects.defer("secret_headers", "signing_secret"))
@@ -55,7 +45,7 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
             try:
                 described = _described(tool)
             except ValueError as error:
-                imported.skipped.append((shorten(clean_text(tool.name), NAME_MAX_CHARS), str(error)))
+                imported["skipped"].append((shorten(clean_text(tool.name), NAME_MAX_CHARS), str(error)))
                 continue
             if row := known.get(tool.name):
                 changed = any(getattr(row, column) != value for column, value in described.items())
@@ -63,20 +53,21 @@ def import_mcp(url: str, *, headers: str = "", prefix: str = "", price: int = 0,
                     for column, value in (described | stored_headers).items():
                         setattr(row, column, value)
                     row.save(update_fields=[*described, *stored_headers])
-                (imported.changed if changed else imported.unchanged).append(row)
+                imported["changed" if changed else "unchanged"].append(row)
                 continue
             name = prefix + re.sub(r"[^A-Za-z0-9_-]+", "_", tool.name)
-            if name in taken or len(name) > NAME_MAX_CHARS:
-                too_long = f"has more than {NAME_MAX_CHARS} characters."
-                reason = too_long if len(name) > NAME_MAX_CHARS else "is taken. A prefix may help."
-                imported.skipped.append((tool.name, f"The name {name} {reason}"))
+            if len(name) > NAME_MAX_CHARS:
+                imported["skipped"].append((tool.name, f"The name {name} has more than {NAME_MAX_CHARS} characters."))
+                continue
+            if name in taken:
+                imported["skipped"].append((tool.name, f"The name {name} is taken. A prefix may help."))
                 continue
             own = {"remote_name": "" if name == tool.name else tool.name, "price": price, "enabled": enabled}
             row = Tool(name=name, node_type=MCP, url=url, **own, **described, **stored_headers)
             row.save(force_insert=True)
             known[tool.name] = row
             taken.add(name)
-            imported.added.append(row)
+            imported["added"].append(row)
     return imported
 
 

@@ -1,6 +1,4 @@
-"""The registry of the tool types, the one function through which the engine calls a tool, and the trial by which staff
-call one.
-"""
+"""The types of tools, the one function through which the engine calls a tool, and the trial by which staff call one."""
 
 import asyncio
 import logging
@@ -52,9 +50,7 @@ def type_of(definition: ToolDefinition) -> ToolType | base.BuiltinTool | None:
 
 
 async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the tool with a checked input, within the time limits of the tool and the run. Raises ToolFailure
-    for every failure; only a cancellation passes unchanged.
-    """
+    """Call the tool with a checked input, within its and the run's time. Each failure but a cancel is a ToolFailure."""
     kind = type_of(definition)
     if kind is None or kind.execute is None:
         raise ToolFailure(CallError.UNKNOWN_TOOL, f"There is no {definition.node_type} tool {definition.name}.")
@@ -76,34 +72,26 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
         raise tool_error(f"{definition.name} failed for an unexpected reason.") from error
 
 
-@dataclass
-class Trial:
-    """One call of an HTTP tool by staff, who see the answer. It belongs to no run, and nothing is charged or stored.
-    ``result`` or ``failure``: what the model would get. ``sent``: the call's id; empty if no call was made.
+def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> dict[str, Any]:
+    """One call of an HTTP tool by staff, with ``arguments``, JSON text of an object. It belongs to no run, and nothing
+    is charged or stored. ``result`` (with ``credits``) or ``failure``: what the model would get. ``sent``: the call's
+    id, if it was made. ``seconds``: how long it took. Blocks for STAFF_REQUEST_SECONDS at most.
     """
-
-    seconds: float = 0.0
-    sent: str = ""
-    result: ToolResult | None = None
-    failure: ToolFailure | None = None
-
-
-def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> Trial:
-    """Call the tool with ``arguments``, a JSON object as text. Blocks for STAFF_REQUEST_SECONDS at most."""
-    trial, begun, threads = Trial(), time.monotonic(), Threads(1, 1, "trial")
+    trial: dict[str, Any] = {}
+    begun, threads = time.monotonic(), Threads(1, 1, "trial")
     limit = min(definition.time_limit, settings.STAFF_REQUEST_SECONDS)
     try:
         input = parse_arguments(arguments)
         check_input(definition, input)
-        trial.sent = new_id("inv")
+        trial["sent"] = new_id("inv")
         client.prepare()
-        context = ToolContext(trial.sent, "trial", "trial", user_id, user_name, limit, threads, threads)
+        context = ToolContext(trial["sent"], "trial", "trial", user_id, user_name, limit, threads, threads)
         result = asyncio.run(http.execute(definition, input, context))
         assert isinstance(result, ToolResult)  # noqa: S101  (without a callback no call is parked)
-        trial.result = base.clean_result(result)
+        trial["credits"] = definition.price if result.credit_used is None else result.credit_used
+        trial["result"] = base.clean_result(result)
     except ToolFailure as failure:
-        trial.failure = failure
+        trial["failure"] = failure
     finally:
         threads.shutdown()
-    trial.seconds = time.monotonic() - begun
-    return trial
+    return trial | {"seconds": time.monotonic() - begun}

@@ -17,20 +17,17 @@ class Command(BaseCommand):
     help = "Change the catalogue of models, tools and agents, or write it as a file."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        subcommands = parser.add_subparsers(dest="subcommand", required=True)
-        apply = subcommands.add_parser(
+        add = parser.add_subparsers(dest="subcommand", required=True).add_parser
+        path: dict[str, Any] = {"metavar": "FILE", "nargs": "?"}
+        apply = add(
             "apply", help="Bring providers, models, tools, agents and the installation endpoint to what a file says."
         )
-        apply.add_argument(
-            "file", metavar="FILE", nargs="?", help="default: CATALOGUE_FILE; if it is empty, nothing is done"
-        )
+        apply.add_argument("file", **path, help="default: CATALOGUE_FILE; if it is empty, nothing is done")
         apply.add_argument("--check", action="store_true", help="show what would change; exit 1 if anything would")
         apply.add_argument("--prune", action="store_true", help="disable what the tables of the file do not list")
-        export = subcommands.add_parser("export", help="Write the catalogue as a YAML file without secrets.")
-        export.add_argument("file", metavar="FILE", nargs="?", help="default: the standard output")
-        imported = subcommands.add_parser(
-            "import-mcp", help="Add the tools of an MCP server, and update those that are known."
-        )
+        export = add("export", help="Write the catalogue as a YAML file without secrets.")
+        export.add_argument("file", **path, help="default: the standard output")
+        imported = add("import-mcp", help="Add the tools of an MCP server, and update those that are known.")
         imported.add_argument("url", metavar="URL", help="the server's streamable-HTTP address")
         imported.add_argument(
             "--header",
@@ -83,13 +80,13 @@ class Command(BaseCommand):
         price = money.parse(options["price"], minimum=0, field="--price")
         sent = to_text(headers) if headers else ""
         imported = import_mcp(options["url"], headers=sent, prefix=options["prefix"], price=price)
-        for what, tools in (("added", imported.added), ("changed", imported.changed)):
-            for tool in tools:
+        for what in ("added", "changed"):
+            for tool in imported[what]:
                 self.stdout.write(f"{what}: {tool.name}")
-        for name, reason in imported.skipped:
+        for name, reason in imported["skipped"]:
             self.stdout.write(f"skipped: {name}: {reason}")
-        if imported.added:
+        if imported["added"]:
             self.stdout.write(
                 "New tools are enabled: all runs can call them, except of agents with tools of their own."
             )
-        self.stdout.write(f"{imported}.")
+        self.stdout.write(f"{', '.join(f'{len(tools)} {what}' for what, tools in imported.items())}.")
