@@ -2,14 +2,12 @@
 touches the database: it gets a snapshot of its catalogue row and returns text, addresses and a price.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from django.conf import settings
 
@@ -84,7 +82,7 @@ class ToolDefinition:
         return without_secrets(text, secrets_in(self.signing_secret, self.secret_headers.values()))
 
     @classmethod
-    def from_row(cls, row: Any) -> ToolDefinition:
+    def from_row(cls, row: Any) -> Self:
         """The snapshot of a catalogue row. Raises ValueError if its secret headers or signing secret are not valid."""
         values = {column.name: getattr(row, column.name) for column in fields(cls)}
         secret = parse_signing_secret(row.signing_secret)
@@ -158,25 +156,21 @@ def text_input(max_length: int, description: str) -> dict[str, Any]:
     return {"type": "string", "minLength": 1, "maxLength": max_length, "description": description}
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltinTool:
-    """The declaration of a built-in tool: its row in a new catalogue, with ``price`` in micro-credits, and its code.
-    ``execute`` is None for ``ask_user``. If a tool ``stores_files``, a purge deletes the files of its calls.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinTool(ToolDefinition):
+    """A built-in tool: its row in a new catalogue, and its code. ``execute`` is None for ``ask_user``. If a tool
+    ``stores_files``, a purge deletes the files of its calls.
     """
 
-    name: str
-    display_name: str
-    description: str
-    input_schema: Mapping[str, Any]
-    price: int
+    node_type: str = BUILTIN
+    repeatable: bool = True
     execute: Executor | None
     stores_files: bool = False
-    park_seconds: int | None = None
     contact: Contact | None = None
 
     def row(self) -> dict[str, Any]:
-        columns = ("name", "display_name", "description", "input_schema", "price", "park_seconds")
-        return {"node_type": BUILTIN, "repeatable": True} | {column: getattr(self, column) for column in columns}
+        columns = ("name", "display_name", "description", "node_type", "input_schema", "price", "repeatable")
+        return {column: getattr(self, column) for column in (*columns, "park_seconds")}
 
 
 def clean_text(text: str) -> str:

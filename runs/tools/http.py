@@ -119,12 +119,8 @@ async def _post(
     """Post ``told`` with the ids of the call. ``name`` identifies the request."""
     ids = {"invocationId": context.invocation_id, "runId": context.run_id, "chatId": context.chat_id}
     body = dumps(ids | {"userId": context.user_name} | told)
-    headers = {
-        **definition.secret_headers,
-        "Content-Type": "application/json",
-        "Accept": "application/json, image/*;q=0.5",
-        "Idempotency-Key": name,
-    }
+    kinds = {"Content-Type": "application/json", "Accept": "application/json, image/*;q=0.5"}
+    headers = {**definition.secret_headers, **kinds, "Idempotency-Key": name}
     if definition.signing_secret:  # by the Standard Webhooks specification
         timestamp = str(int(clock.now().timestamp()))
         signature = standard_signature(definition.signing_secret, name, timestamp, body)
@@ -167,9 +163,7 @@ def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
 
 
 def read_result(name: str, price: int, answer: Any) -> ToolResult:
-    """``{result, resultUrls?, creditUsed?}`` of a tool whose calls cost at most ``price``; any other value is the
-    result itself. Raises ToolFailure.
-    """
+    """``{result, resultUrls?, creditUsed?}``, or any other result; for at most ``price``. Raises ToolFailure."""
     if not isinstance(answer, dict) or "result" not in answer:
         answer = {"result": answer}
     urls, credits, used = answer.get("resultUrls") or [], answer.get("creditUsed"), None
@@ -221,9 +215,7 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
 
 
 def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
-    """The outcome or progress of a call of the tool ``name``, which may cost ``price`` micro-credits. Raises
-    ValidationFailed.
-    """
+    """The outcome or progress of a call of ``name``, of at most ``price`` micro-credits. Raises ValidationFailed."""
     value = _value(body, content_type)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
     if len(kinds) > 1:

@@ -1,13 +1,9 @@
-"""The questions of a tool's server to the user during a call, and their answers. A call's ``remote_task`` stores them
-as JSON text until the call has ended.
-"""
-
-from __future__ import annotations
+"""A server's questions to the user during a call, and their answers, which the call's ``remote_task`` stores."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from config.kernel.jsontext import from_text, to_text
 from runs.tools.base import clean_text, shorten, tool_error
@@ -47,7 +43,7 @@ class Dialogue:
     answered: int = 0  # requests that the user has answered
 
     @classmethod
-    def from_text(cls, text: str) -> Dialogue:
+    def from_text(cls, text: str) -> Self:
         if not text:
             return cls()
         values = from_text(text)
@@ -68,7 +64,7 @@ class Dialogue:
         """Whether an ordinary call is to be made again."""
         return bool(self.answers) and not self.questions and not self.begun
 
-    def with_requests(self, requests: Mapping[str, Any]) -> Dialogue:
+    def with_requests(self, requests: Mapping[str, Any]) -> Self:
         """The dialogue with a server's requests; those that are no form are declined. Blocks. Raises ToolFailure."""
         known = {*self.told, *self.answers, *(question.key for question in self.questions)}
         new = {key: request for key, request in requests.items() if key not in known}
@@ -84,14 +80,14 @@ class Dialogue:
             requests=self.requests + len(new),
         )
 
-    def with_answer(self, data: Mapping[str, Any] | None) -> Dialogue:
+    def with_answer(self, data: Mapping[str, Any] | None) -> Self:
         """The dialogue with the user's answer to the first question; None declines the question."""
         first, *others = self.questions
         answer = DECLINED if data is None else {"action": "accept", "content": data}
         answers = dict(self.answers) | {first.key: answer}
         return replace(self, questions=tuple(others), answers=answers, answered=self.answered + 1)
 
-    def when_told(self, state: str | None = None) -> Dialogue:
+    def when_told(self, state: str | None = None) -> Self:
         """After the server got the answers. ``state``: the server wants it back next time. Raises ToolFailure."""
         if state is not None and not is_storable(state, STATE_MAX_CHARS):
             raise tool_error("The tool's server gave a state that cannot be kept.")

@@ -52,7 +52,7 @@ def test_the_demo_model_is_a_valid_row_and_the_only_default():
 def test_a_new_version_adds_its_tools_and_leaves_other_rows_unchanged(monkeypatch):
     Tool.objects.filter(name="draw_chart").update(price=7, enabled=False)
     Tool.objects.filter(name="calculate").delete()
-    monkeypatch.setitem(TOOLS, "guess", BuiltinTool("guess", "Guess", "Guesses.", {"type": "object"}, 5, None))
+    monkeypatch.setitem(TOOLS, "guess", BuiltinTool("guess", "Guess", "Guesses.", {"type": "object"}, 5, execute=None))
     before = {row.pk: row for row in Tool.objects.all()}
 
     config = apps.get_app_config("runs")
