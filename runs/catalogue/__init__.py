@@ -93,7 +93,7 @@ def refresh() -> Catalogue:
     models = AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider")
     current = Catalogue(
         models=_readable(models, ("provider__api_key", "provider__headers"), ModelDefinition.from_row),
-        tools=_tools(Tool.objects.filter(enabled=True)),
+        tools=tools_where(enabled=True),
         fallbacks=_fallbacks(),
         agents=current_agents(),
         typical={(row.kind, row.name): row for row in TypicalCredits.objects.all()},
@@ -126,9 +126,9 @@ def learn_tools(names: Collection[str]) -> None:
         refresh()
 
 
-def tools_named(names: Collection[str]) -> dict[str, ToolDefinition]:
-    """The tools with these names, also disabled ones, but without tools whose secrets cannot be read."""
-    return _tools(Tool.objects.filter(name__in=names))
+def tools_where(**columns: Any) -> dict[str, ToolDefinition]:
+    """The tools with these columns, without those whose secrets cannot be read."""
+    return _readable(Tool.objects.filter(**columns), ("secret_headers", "signing_secret"), ToolDefinition.from_row)
 
 
 def display_names(names: Collection[str]) -> dict[str, str]:
@@ -204,10 +204,6 @@ def check_offered(agent: str | None, model: str | None, tools: list[str] | None,
 def _version(name: str, number: int) -> AgentVersion:
     """A version never changes, so a process reads it once."""
     return AgentVersion.objects.select_related("agent").get(agent__name=name, number=number)
-
-
-def _tools(rows: QuerySet[Tool]) -> dict[str, ToolDefinition]:
-    return _readable(rows, ("secret_headers", "signing_secret"), ToolDefinition.from_row)
 
 
 def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:

@@ -2,14 +2,12 @@
 the model differs from the protocol, by built-in profiles and by what staff set.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
 from config.api.serializers import camel
 from config.kernel import money
@@ -196,7 +194,7 @@ class ModelDefinition:
     is_default: bool
 
     @classmethod
-    def from_row(cls, row: AgentModel) -> ModelDefinition:
+    def from_row(cls, row: AgentModel) -> Self:
         """Raises ValueError if a value of the row, or of its provider's, is not valid."""
         server = Server.from_row(row.provider)
         values = {column.name: getattr(row, column.name) for column in fields(cls) if column.name != "server"}

@@ -29,13 +29,8 @@ LOG_MAX_CHARS = 4000
 SHOWN_MAX_CHARS = 300
 LEVELS = 3  # the levels of the file above a value of a row
 MISTAKES_MAX = 50
-DEMO = "demo"
 # JSON columns in which the order of keys matters, and in which 1 differs from true.
 EXACT = {"parameters", "input_schema", "output_schema"}
-
-
-class CatalogueError(ValueError):
-    """The file cannot be applied."""
 
 
 class Work:
@@ -72,12 +67,12 @@ class Work:
         self.mistakes.append((self.lines[known], ": ".join(filter(None, [".".join(place), message]))))
 
     def stop(self) -> None:
-        """Raises CatalogueError if there are mistakes."""
+        """Raises ValueError if there are mistakes."""
         lines = [f"{self.source}, line {line}: {text}" for line, text in sorted(self.mistakes, key=itemgetter(0))]
         if len(lines) > MISTAKES_MAX:
             lines[MISTAKES_MAX:] = ["… and more"]
         if lines:  # names from the file must not send control characters to the terminal
-            raise CatalogueError("\n".join(map(_printable, lines)))
+            raise ValueError("\n".join(map(_printable, lines)))
 
     def items(self, key: str, entry: Entry) -> list[tuple[yaml.Path, Any]]:
         value = self.data.get(key)
@@ -108,7 +103,7 @@ class Work:
         entry.complete(entries, rows, self.wrong)
         self.stop()
         for name, row in rows.items() if prune else ():
-            is_demo = isinstance(row, (Provider, AgentModel)) and name == DEMO
+            is_demo = isinstance(row, (Provider, AgentModel)) and name == "demo"
             is_kept = is_demo or getattr(row, "node_type", "") == BUILTIN  # these are part of each installation
             if name not in entries and row.enabled and not is_kept:
                 entry.disable(name)
@@ -131,7 +126,7 @@ class Work:
 
 def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) -> Work:
     """Change the catalogue to what the file says; with ``check``, only find out what would change. ``prune`` also
-    disables rows that a list of the file lacks. ``source``: the name of the file. Raises CatalogueError. Resolves a
+    disables rows that a list of the file lacks. ``source``: the name of the file. Raises ValueError. Resolves a
     host name on the network, so no transaction may be open.
     """
     work = Work(source, raw)
@@ -154,7 +149,7 @@ def apply(source: str, raw: bytes, *, prune: bool = False, check: bool = False) 
 
 def standing(source: str, raw: bytes, key: str, name: str) -> tuple[int, list[str]] | None:
     """The line at which the file lists the row, and the fields in which the two differ; None if it does not list the
-    row. No fields if the entry has a mistake, such as a variable that this process lacks. Raises CatalogueError.
+    row. No fields if the entry has a mistake, such as a variable that this process lacks. Raises ValueError.
     """
     work, entry = Work(source, raw), ENTRIES[key]
     listed = ((path, item) for path, item in work.items(key, entry) if isinstance(item, dict))

@@ -1,8 +1,7 @@
 """The kinds of providers, presets for known services, and the server of a provider's row and the environment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Self
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -85,21 +84,14 @@ class Server:
     requests_per_minute: int | None = None
 
     @classmethod
-    def from_row(cls, row: Provider) -> Server:
+    def from_row(cls, row: Provider) -> Self:
         """Raises ValueError for headers that are not valid."""
-        key = row.api_key or ""
+        url = address_of(row.name, row.base_url).rstrip("/")
         # A key in the environment is used only with the address in the environment.
-        if variable := key_variable(row.name, row.base_url):
-            key = key or getattr(settings, variable)
-        return cls(
-            name=row.name,
-            kind=row.kind,
-            base_url=address_of(row.name, row.base_url).rstrip("/"),
-            api_key=key,
-            headers=tuple(parse_headers(row.headers).items()) if row.headers else (),
-            max_concurrent=row.max_concurrent,
-            requests_per_minute=row.requests_per_minute,
-        )
+        variable = key_variable(row.name, row.base_url)
+        key = row.api_key or (getattr(settings, variable) if variable else "")
+        headers = tuple(parse_headers(row.headers).items())
+        return cls(row.name, row.kind, url, key, headers, row.max_concurrent, row.requests_per_minute)
 
     @property
     def is_limited(self) -> bool:

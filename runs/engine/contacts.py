@@ -58,7 +58,8 @@ class Contacts:
         full = {name for name, server in self.known.items() if self.under_way[server] >= CONTACTS_PER_SERVER}
         busy = {user for user, count in self.under_way.items() if isinstance(user, int) and count >= CONTACTS_PER_USER}
         due = await self.process.db(lifecycle.due_contacts, room, CONTACTS_PER_USER, full, busy)
-        definitions = await self.process.db(catalogue.tools_named, {name for _, name, *_ in due}) if due else {}
+        names = {name for _, name, *_ in due}
+        definitions = await self.process.db(catalogue.tools_where, name__in=names) if due else {}
         self.known |= {name: urlsplit(tool.url).netloc for name, tool in definitions.items()}
         places = Counter(self.under_way)
         chosen: list[str] = []
