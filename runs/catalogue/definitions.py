@@ -102,23 +102,15 @@ REASONING_MODEL = re.compile(r"(?:^|/)(?:gpt-[5-9](?![\d.]*-chat)|o[1-9])")
 NO_REASONING_WITH_TOOLS = re.compile(r"(?:^|/)gpt-(?:5\.[1-9]|[6-9])(?![\d.]*-chat)")
 # claude-3-5-haiku-20241022, claude-opus-4-20250514, claude-opus-4-7, claude-sonnet-5, claude-mythos-preview
 CLAUDE = re.compile(r"claude-(?:[a-z]+-)*?(?:(?P<major>\d)(?:[-.](?P<minor>\d)(?!\d))?(?!\d)|(?=mythos|fable))")
+OLLAMA: dict[str, Any] = {"reasoning_field": "reasoning", "reasoning_back": False}
+MISTRAL: dict[str, Any] = {"reasoning_field": "", "reasoning_back": False, "stream_options": False}
+MISTRAL |= {"call_id_length": 9, "seed_field": "random_seed", "tool_images": False}
 HOSTS: dict[str, dict[str, Any]] = {
     "api.deepseek.com": {"reasoning_back": True, "image_input": False},
-    "api.mistral.ai": {
-        "stream_options": False,
-        "call_id_length": 9,
-        "reasoning_field": "",
-        "reasoning_back": False,
-        "seed_field": "random_seed",
-        "tool_images": False,
-    },
+    "api.mistral.ai": MISTRAL,
     "openrouter.ai": {"reasoning_field": "reasoning_details", "reasoning_back": True, "file_input": True},
     "generativelanguage.googleapis.com": {"reasoning_field": "extra_content", "reasoning_back": True},
-    "api.groq.com": {
-        "max_tokens_field": "max_completion_tokens",
-        "reasoning_field": "reasoning",
-        "reasoning_back": False,
-    },
+    "api.groq.com": OLLAMA | {"max_tokens_field": "max_completion_tokens"},
 }
 
 
@@ -142,7 +134,7 @@ def _profile(server: Server, model: str) -> dict[str, Any]:
     if server.host == "api.openai.com":
         found["prompt_cache_key"] = True
     if ":11434" in server.base_url:
-        return found | {"reasoning_field": "reasoning", "reasoning_back": False}
+        return found | OLLAMA
     return found | HOSTS.get(server.host, {})
 
 
