@@ -35,7 +35,7 @@ from webhooks import services
 from webhooks.models import Endpoint
 
 # Base64; hexadecimal digits are a special case of it.
-ENDPOINT_SECRET = re.compile(r"(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
+ENDPOINT_SECRET = re.compile(r"\A(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
 LOST = "\0"  # stands for a secret that no key decrypts; no file can contain this value
 # An entry of the file: its path in the file, and the columns that it sets.
 Given: TypeAlias = tuple[Path, dict[str, Any]]

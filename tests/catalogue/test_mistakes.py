@@ -111,6 +111,7 @@ def counts() -> list[int]:
         (ENDPOINT.replace("http:", "ftp:"), "2: installationEndpoint.url: Use an http(s) address"),
         (ENDPOINT.replace("9/", "9/#a"), "2: installationEndpoint.url: The URL must not contain a fragment."),
         (ENDPOINT.replace("${HOOK_SECRET}", "hello"), "3: installationEndpoint.secret: Use 64 hexadecimal digits"),
+        (ENDPOINT.replace("${HOOK_SECRET}", f"'!{'ab' * 32}'"), "3: installationEndpoint.secret: Use 64 hexadecimal"),
         (ENDPOINT.partition("  secret")[0], "2: installationEndpoint.secret: This field is required."),
         # Rows that others name.
         (MODEL.replace("demo", "dmeo"), "3: models.m.provider: There is no provider named dmeo."),
