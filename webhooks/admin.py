@@ -147,10 +147,8 @@ class EndpointAdmin(ReadOnly, WithActions):
 
 class AttemptInline(ReadOnly, TabularInline):
     model = Attempt
-    extra = 0
     fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
     ordering = ("number",)
-    show_change_link = False
 
 
 @admin.register(Delivery)

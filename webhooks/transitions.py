@@ -169,8 +169,7 @@ def _drop_batch() -> int:
     which = Q(endpoint=endpoint, created_at__lte=endpoint.drop_until)
     done = _drop_of(which, "endpoint")
     if done < BATCH and not any(_batch(which, ready=ready, lock=False).exists() for ready in (True, False)):
-        endpoint.drop_until = None
-        endpoint.save(update_fields=["drop_until"])
+        Endpoint.objects.filter(pk=endpoint.pk).update(drop_until=None)
         return done + 1
     return done
 

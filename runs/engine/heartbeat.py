@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Collection
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.conf import settings
 from django.db import connection
@@ -46,6 +46,8 @@ class Heartbeat(threading.Thread):
         self.offer, self.cancel, self.drop_all = offer, cancel, drop_all
         self.stopped = threading.Event()
         self.gap_ended = float("-inf")  # when the last time without a lease ended, by ``clock.steady``
+        # The time limit of a step, in seconds. A step must not delay the next beat for long.
+        self.step_seconds = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
         # Each sweep looks at the throttled runs of the users after this one.
         self.after_user = 0
 
@@ -92,9 +94,9 @@ class Heartbeat(threading.Thread):
 
     def register(self) -> None:
         """Insert a new worker row, which is a new lease."""
-        begun = clock.steady()
-        try:  # includes ``_lease_end``, which may ask the database for the time
-            worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=_lease_end())
+        begun, lease = clock.steady(), timedelta(seconds=settings.RUN_LEASE_SECONDS)
+        try:  # includes ``clock.now``, which may ask the database for the time
+            worker = Worker(host=socket.gethostname()[:255], pid=os.getpid(), expires_at=clock.now() + lease)
             worker.save(force_insert=True)
         except CONNECTION_ERRORS:
             self.gap_ended = begun  # after a start in an outage, other workers get time to come back
@@ -103,10 +105,10 @@ class Heartbeat(threading.Thread):
         self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
 
     def _beat(self) -> None:
-        begun = clock.steady()
+        begun, lease = clock.steady(), timedelta(seconds=settings.RUN_LEASE_SECONDS)
         if begun >= self.process.lease_until:
             self.gap_ended = begun
-        if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=_lease_end()):
+        if Worker.objects.filter(pk=self.process.worker_id).update(expires_at=clock.now() + lease):
             self.process.lease_until = begun + settings.RUN_LEASE_SECONDS
             return
         # Another process has noticed that the lease had expired, and has released the runs.
@@ -117,11 +119,6 @@ class Heartbeat(threading.Thread):
         if not self.stopped.is_set():
             self.register()
             logs.task_id.set(self.process.worker_id)
-
-    @property
-    def _step_seconds(self) -> float:
-        """The time limit of a step, in seconds. A step must not delay the next beat for long."""
-        return settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE / 2
 
     def _reap(self) -> bool:
         """Release the runs of lost workers. Returns whether the time was too short for all."""
@@ -134,15 +131,15 @@ class Heartbeat(threading.Thread):
             if now >= self.process.lease_until or now - self.gap_ended < settings.RUN_LEASE_SECONDS:
                 return 0
             # ``moment`` is read first: a suspension of this process from here on must not make the others late.
-            return lifecycle.reap_workers(self._step_seconds, moment)
+            return lifecycle.reap_workers(self.step_seconds, moment)
 
         jobs.stages("sweep-runs", reap_workers)
-        return clock.steady() - begun >= self._step_seconds
+        return clock.steady() - begun >= self.step_seconds
 
     def _sweep(self) -> None:
         def release_unexecuted() -> int:
             executing, leaving = self.run_ids, self.stopped.is_set
-            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self._step_seconds)
+            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self.step_seconds)
             if released:
                 logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
             return len(released)
@@ -157,7 +154,7 @@ class Heartbeat(threading.Thread):
             return offered
 
         jobs.stages("sweep-runs", release_unexecuted)
-        lifecycle.repair(self._step_seconds)
+        lifecycle.repair(self.step_seconds)
         jobs.stages("sweep-runs", offer_due_runs)
 
     def _wakeable_runs(self, limit: int) -> list[str]:
@@ -172,7 +169,3 @@ class Heartbeat(threading.Thread):
         running = Run.objects.filter(worker_id=self.process.worker_id, status=RunStatus.RUNNING)
         if cancelled := list(running.filter(cancel_requested_at__isnull=False).values_list("pk", flat=True)):
             self.cancel(cancelled)
-
-
-def _lease_end() -> datetime:
-    return clock.now() + timedelta(seconds=settings.RUN_LEASE_SECONDS)
