@@ -138,11 +138,9 @@ async def try_turn(session: Session) -> None:
             place = session.process.model_places.hold(model.server, session.run.user_id)
             may_begin = await held.enter_async_context(place)
             started_at = clock.now()
-            if not may_begin:
-                return
             # Staff can have changed the model during the wait.
             chain = await _chain(session)
-            if _model(session, chain) != model:
+            if not may_begin or _model(session, chain) != model:
                 return
             answer = await ask(session, request, request.turn_index, session.add_text)
     except ModelError as error:

@@ -17,7 +17,6 @@ from runs.engine.context.plan import (
     BYTES_PER_TOKEN_MAX,
     Plan,
     Step,
-    is_for_run,
     next_index,
     output_limit,
     plan_of,
@@ -77,12 +76,10 @@ async def fit(session: Session, model: ModelDefinition) -> Plan | None:
             return plan
         if session.process.draining:
             return None
-        if step.kind == CompactionKind.SUMMARY and not is_for_run(session):
-            if not await _summarise(session, plan, step):
-                return None
-        else:
-            step = plan.left_out(step) if step.kind == CompactionKind.SUMMARY else step
+        if step.kind != CompactionKind.SUMMARY:
             await record(session, plan, step)
+        elif not await _summarise(session, plan, step):
+            return None
 
 
 def can_shorten(session: Session, model: ModelDefinition) -> bool:
@@ -142,10 +139,8 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
         request, said, asked_at = await _request(session, plan, step, model, most), list[str](), clock.now()
         try:
             async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
-                if not may_begin:
-                    return False
-                if model not in _summarisers(session, plan.model):
-                    continue  # staff have changed it during this wait
+                if not may_begin or model not in _summarisers(session, plan.model):
+                    continue  # the process drains, or staff have changed the model during this wait
                 key = lifecycle.compaction_key(index)
                 answer = await ask(session, request, key, said.append, reserve=least_after)
             lifecycle.crash_point("after_summary")

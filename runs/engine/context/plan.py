@@ -86,6 +86,13 @@ class Plan:
     def now(self) -> int:
         return self.tokens(self.history.cut)
 
+    @property
+    def is_for_run(self) -> bool:
+        """Whether the newest compaction counts for this run only. Then later compactions do so, too, and make no
+        summary, because the transcript lacks runs that later runs of the chat must have.
+        """
+        return self.history.compaction is not None and self.history.compaction.only_run
+
     def size(self, cut: Cut) -> int:
         """The bytes of the request with this cut. Runs that are not loaded count in full."""
         older, runs = self.history.after(cut.last_run_id)
@@ -116,7 +123,8 @@ class Plan:
             text = "x" * summary_tokens(self.model) * BYTES_PER_TOKEN
             gone = range(max(1, len(self.history.older)), len(earlier) + 1)
             cuts = [replace(self._without(number), text=text) for number in gone]
-            return Step(CompactionKind.SUMMARY, self._first(cuts, wanted))
+            step = Step(CompactionKind.SUMMARY, self._first(cuts, wanted))
+            return self.left_out(step) if self.is_for_run else step
         if self.tokens(notes) < self.now:
             return Step(CompactionKind.RESULTS, notes)
         hard = self._first(self._hard(), wanted) if self.now > most else self.history.cut
@@ -208,14 +216,6 @@ def next_index(session: Session) -> int:
     return newest.index + 1 if newest is not None and newest.run_id == session.run.id else 1
 
 
-def is_for_run(session: Session) -> bool:
-    """Whether the newest compaction counts for this run only. Then later compactions do so, too, and make no summary,
-    because the transcript lacks runs that later runs of the chat must have.
-    """
-    newest = session.history.compaction
-    return newest is not None and newest.only_run
-
-
 async def record(
     session: Session, plan: Plan, step: Step, charge: lifecycle.Charge | None = None, **of_summary: Any
 ) -> None:
@@ -229,7 +229,7 @@ async def record(
         turn_index=len(session.journal.turns) + 1,
         failed_attempts=len(session.journal.failed()),
         kind=step.kind,
-        only_run=step.only_run or is_for_run(session),
+        only_run=step.only_run or plan.is_for_run,
         tokens_before=plan.now,
         tokens_after=replace(plan, history=shortened).now,
         **asdict(step.cut) | {"started_at": now, "finished_at": now} | of_summary,
