@@ -5,8 +5,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.validators import RegexValidator
-from drf_spectacular.utils import extend_schema_field
-from rest_framework import serializers
+from rest_framework.serializers import CharField, ChoiceField, DictField, IntegerField, ValidationError
 
 from chats.models import CLIENT_ID_MAX_CHARS, AttachmentStatus, Message
 from chats.services import CLIENT_ID
@@ -22,12 +21,10 @@ _CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", 
 
 
 class ChatSerializer(CamelSerializer):
-    id = serializers.CharField()
-    title = NullableText(
-        help_text="Null until the first message; then its first line, unless the chat was given a title."
-    )
-    client_id = NullableText(help_text="The caller's own name of the chat, or null.")
-    active_run_id = NullableText(help_text="The run that is queued, running or waiting now, or null.")
+    id = CharField()
+    title = NullableText("Null until the first message; then its first line, unless the chat was given a title.")
+    client_id = NullableText("The caller's own name of the chat, or null.")
+    active_run_id = NullableText("The run that is queued, running or waiting now, or null.")
     created_at = TimestampField()
     updated_at = TimestampField()
 
@@ -55,12 +52,12 @@ class ChatChanges(CamelSerializer):
 
 
 class AttachmentSerializer(CamelSerializer):
-    id = serializers.CharField()
-    file_name = serializers.CharField(help_text="The name that people see. It is never part of a path.")
-    content_type = serializers.CharField(help_text="The media type, in lower case.")
-    size_bytes = serializers.IntegerField(min_value=1, help_text="The size in bytes.")
-    sha256 = NullableText(help_text="The SHA-256 digest in hexadecimal, or null if none was given.")
-    status = serializers.ChoiceField(
+    id = CharField()
+    file_name = CharField(help_text="The name that people see. It is never part of a path.")
+    content_type = CharField(help_text="The media type, in lower case.")
+    size_bytes = IntegerField(min_value=1, help_text="The size in bytes.")
+    sha256 = NullableText("The SHA-256 digest in hexadecimal, or null if none was given.")
+    status = ChoiceField(
         choices=AttachmentStatus.values,
         help_text="`PENDING` until the upload is completed, then `READY`; `EXPIRED` if it was not completed in time.",
     )
@@ -70,9 +67,9 @@ class AttachmentSerializer(CamelSerializer):
 class UploadSerializer(CamelSerializer):
     """How to upload the file: one request with the raw bytes as its body, these headers and no bearer token."""
 
-    url = serializers.CharField(help_text="The signed address. It needs no other credential.")
-    method = serializers.ChoiceField(choices=["PUT"], help_text="The HTTP method of the upload.")
-    headers = serializers.DictField(child=serializers.CharField(), help_text="The headers that the upload must have.")
+    url = CharField(help_text="The signed address. It needs no other credential.")
+    method = ChoiceField(choices=["PUT"], help_text="The HTTP method of the upload.")
+    headers = DictField(child=CharField(), help_text="The headers that the upload must have.")
     expires_at = TimestampField(help_text="When the address stops working.")
 
 
@@ -101,16 +98,11 @@ class MediaTypeField(StrictCharField):
     def to_internal_value(self, data: Any) -> str:
         kind = media_type(super().to_internal_value(data))
         if kind is None:
-            raise serializers.ValidationError("Use a media type, such as text/plain; text is in UTF-8.")
+            raise ValidationError("Use a media type, such as text/plain; text is in UTF-8.")
         family = kind.partition("/")[0]
         if not any(allowed.lower() in (kind, f"{family}/*") for allowed in settings.ATTACHMENT_TYPES):
-            raise serializers.ValidationError(f"Use one of these types: {', '.join(settings.ATTACHMENT_TYPES)}.")
+            raise ValidationError(f"Use one of these types: {', '.join(settings.ATTACHMENT_TYPES)}.")
         return kind
-
-
-class DigestField(StrictCharField):
-    def to_internal_value(self, data: Any) -> str:
-        return super().to_internal_value(data).lower()
 
 
 class AttachmentInput(CamelSerializer):
@@ -122,28 +114,23 @@ class AttachmentInput(CamelSerializer):
         min_length=3, max_length=255, help_text="A media type that the service accepts, such as `text/plain`."
     )
     size_bytes = StrictIntegerField(min_value=1, help_text="The size of the file in bytes.")
-    sha256 = DigestField(
+    sha256 = StrictCharField(
         required=False,
         allow_null=True,
         validators=[RegexValidator(r"^[0-9a-fA-F]{64}$", "Use 64 hexadecimal characters.")],
         help_text="The SHA-256 digest of the file, 64 hexadecimal characters.",
     )
 
+    def validate_sha256(self, value: str | None) -> str | None:
+        return value and value.lower()
+
 
 class MessageSerializer(CamelSerializer):
-    id = serializers.CharField()
-    chat_id = serializers.CharField()
-    run_id = serializers.CharField(help_text="The run that the message started, or that wrote it.")
-    role = serializers.ChoiceField(
-        choices=Message.Role.values, help_text="Who wrote the message: the user or the assistant."
-    )
-    content = serializers.CharField(
-        help_text="The text. The content of an assistant's message grows while its run executes."
-    )
-    attachments = serializers.SerializerMethodField(help_text="The files of the message.")
+    id = CharField()
+    chat_id = CharField()
+    run_id = CharField(help_text="The run that the message started, or that wrote it.")
+    role = ChoiceField(choices=Message.Role.values, help_text="Who wrote the message: the user or the assistant.")
+    content = CharField(help_text="The text. The content of an assistant's message grows while its run executes.")
+    attachments = AttachmentSerializer(many=True, read_only=True, help_text="The files of the message.")
     created_at = TimestampField()
     updated_at = TimestampField()
-
-    @extend_schema_field(AttachmentSerializer(many=True))
-    def get_attachments(self, message: Any) -> Any:
-        return AttachmentSerializer(message.attachments.all(), many=True).data

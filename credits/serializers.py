@@ -42,12 +42,12 @@ class LedgerEntrySerializer(CamelSerializer):
     id = serializers.CharField()
     type = serializers.ChoiceField(choices=EntryType.choices, help_text="What the row does.")
     amount = CreditsTextField(help_text="Credits as decimal text. `type` says what the row does with them.")
-    tool_key = NullableText(help_text="The name of the tool, or null for usage of models and for rows without a tool.")
-    chat_id = NullableText(help_text="The chat that caused the row, or null.")
-    run_id = NullableText(help_text="The run that caused the row, or null.")
-    invocation_id = NullableText(help_text="The tool invocation that caused the row, or null.")
+    tool_key = NullableText("The name of the tool, or null for usage of models and for rows without a tool.")
+    chat_id = NullableText("The chat that caused the row, or null.")
+    run_id = NullableText("The run that caused the row, or null.")
+    invocation_id = NullableText("The tool invocation that caused the row, or null.")
     reason = serializers.CharField(help_text="Why staff or the app's backend wrote the row; otherwise empty.")
-    reference = NullableText(help_text="The app's own name of the payment or its refund, or null.")
+    reference = NullableText("The app's own name of the payment or its refund, or null.")
     expires_at = TimestampField(allow_null=True, help_text="When what is left of the grant expires, or null.")
     created_at = TimestampField()
     balance_after = CreditsTextField(help_text="The balance of the account after the row.")
@@ -150,7 +150,7 @@ class UsageSummarySerializer(CamelSerializer):
 
 class ChatUsageSerializer(CamelSerializer):
     chat_id = serializers.CharField()
-    chat_title = NullableText(help_text="The title of the chat, or null.")
+    chat_title = NullableText("The title of the chat, or null.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
     timestamp = TimestampField(help_text="The time of the newest row.")
 
@@ -161,13 +161,13 @@ class UsageByChatSerializer(CamelSerializer):
 
 class RunUsageSerializer(CamelSerializer):
     run_id = serializers.CharField()
-    tool_name = NullableText(help_text="The name of the tool, or null for usage of models.")
+    tool_name = NullableText("The name of the tool, or null for usage of models.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
     timestamp = TimestampField(help_text="The time of the newest row.")
 
 
 class CreditChatRunsSerializer(CamelSerializer):
-    chat_title = NullableText(help_text="The title of the chat, or null.")
+    chat_title = NullableText("The title of the chat, or null.")
     items = RunUsageSerializer(many=True, help_text="One item per run and tool, newest activity first.")
 
 

@@ -163,9 +163,7 @@ class CreditApprovalQuestion(CamelSerializer):
         required=False,
         help_text="Only of a run that waits for credits: what is not enough for the next step.",
     )
-    top_up_url = CharField(
-        required=False, allow_null=True, help_text="With a `reason`: where the user buys credits, or null."
-    )
+    top_up_url = CharField(**OPTIONAL, help_text="With a `reason`: where the user buys credits, or null.")
     input = DictField(
         allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
     )
@@ -176,8 +174,7 @@ class ClarificationQuestion(CamelSerializer):
     options = ListField(child=CharField(), required=False, help_text="Answers that the agent suggests.")
     tool_invocation_id = CharField(required=False, help_text="The call whose tool asks for data that fits `schema`.")
     schema = DictField(
-        required=False,
-        allow_null=True,
+        **OPTIONAL,
         help_text="The JSON Schema of the answer's `data`. Null in a list of runs if it has more than 8 KiB.",
     )
 

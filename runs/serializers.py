@@ -61,18 +61,16 @@ class RunFields(CamelSerializer):
         help_text="`client` if an open call awaits the caller's app, else `tool` if one awaits its tool, else null.",
     )
     user_message_id = CharField(help_text="The message that started the run.")
-    assistant_message_id = NullableText(
-        help_text="The message with the agent's answer; null until the run first executes."
-    )
+    assistant_message_id = NullableText("The message with the agent's answer; null until the run first executes.")
     last_stream_index = IntegerField(min_value=0, help_text="The index of the newest stream event; 0 before the first.")
     cancel_requested_at = TimestampField(allow_null=True, help_text="When the run was asked to stop, or null.")
-    requested_model = NullableText(help_text="The model that the request named, or null.")
-    resolved_model = NullableText(help_text="The model that the run uses; null until it first executes.")
-    error_code = NullableText(help_text="Why the run failed, for programs; otherwise null.")
-    error_message = NullableText(help_text="Why the run failed, for people; otherwise null.")
-    agent = NullableText(help_text="The version of the agent that the run is pinned to, `name@3`, or null.")
+    requested_model = NullableText("The model that the request named, or null.")
+    resolved_model = NullableText("The model that the run uses; null until it first executes.")
+    error_code = NullableText("Why the run failed, for programs; otherwise null.")
+    error_message = NullableText("Why the run failed, for people; otherwise null.")
+    agent = NullableText("The version of the agent that the run is pinned to, `name@3`, or null.")
     replaced_by = NullableText(
-        help_text="The run that took the place of this one, or of an earlier one of the chat (`replaces`), or null."
+        "The run that took the place of this one, or of an earlier one of the chat (`replaces`), or null."
     )
     created_at = TimestampField()
     updated_at = TimestampField()
@@ -108,9 +106,7 @@ class RunFields(CamelSerializer):
 class RunSerializer(RunFields):
     """Needs a run of ``services.find_run``."""
 
-    answer = NullableText(
-        help_text="The content of the assistant's message as it stands; null until the run first executes."
-    )
+    answer = NullableText("The content of the assistant's message as it stands; null until the run first executes.")
     output = DictField(
         allow_null=True, help_text="The answer as an object that fits `outputSchema`; null until the run is completed."
     )

@@ -75,7 +75,7 @@ class AttemptSerializer(CamelSerializer):
     status_code = serializers.IntegerField(
         allow_null=True, help_text="The HTTP status of the answer, or null if there was no answer."
     )
-    error = NullableText(help_text="Why there was no answer, or null.")
+    error = NullableText("Why there was no answer, or null.")
 
 
 class EmptyAsNull(serializers.CharField):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, ClassVar, Self
 
@@ -140,7 +140,8 @@ class CreditsTextField(serializers.ReadOnlyField):
         return money.to_text(value)
 
 
-NullableText = partial(serializers.CharField, allow_null=True)
+def NullableText(help_text: str) -> serializers.CharField:
+    return serializers.CharField(allow_null=True, help_text=help_text)
 
 
 class StrictCharField(serializers.CharField):
