@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import chain
 from typing import Any
 
 from django.core.files.base import File
@@ -159,29 +160,22 @@ def is_text(kind: str) -> bool:
 
 def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
     """The size and SHA-256 of a file, which is read once, and why its bytes do not fit its type, or None."""
-    digest = hashlib.sha256()
-    size = 0
-    head = b""
+    digest, size, head = hashlib.sha256(), 0, b""
     problem: str | None = None
-    decoder = codecs.getincrementaldecoder("utf-8")() if is_text(kind) else None
-    for part in parts:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for part in chain(parts, [b""]):  # the last part is empty
         digest.update(part)
         size += len(part)
         if len(head) < HEAD_BYTES:
             head += part[: HEAD_BYTES - len(head)]
-        if decoder is not None and problem is None:
-            problem = _text_problem(decoder, part)
-    if decoder is not None and problem is None:
-        problem = _text_problem(decoder, b"", final=True)
+        if problem is None and is_text(kind):
+            try:
+                decoder.decode(part, final=not part)
+            except UnicodeDecodeError:
+                problem = "The file is not text in UTF-8."
+            if problem is None and b"\0" in part:
+                problem = "The file holds NUL, which text does not."
     signature = SIGNATURES.get(kind)
     if signature is not None and not signature.match(head):
         problem = f"The file does not begin as one of the type {kind} does."
     return size, digest.hexdigest(), problem
-
-
-def _text_problem(decoder: codecs.IncrementalDecoder, part: bytes, final: bool = False) -> str | None:
-    try:
-        decoder.decode(part, final)
-    except UnicodeDecodeError:
-        return "The file is not text in UTF-8."
-    return "The file holds NUL, which text does not." if b"\0" in part else None

@@ -195,7 +195,42 @@ class AttachmentViewSet(ServiceViewSet):
     )
     def content(self, request: Request, attachmentId: str) -> HttpResponseBase:
         """The file, as a download with its own content type; a single byte range of it if one is asked for."""
-        return serve(self.get_object(), request)
+        attachment = self.get_object()
+        if attachment.status != AttachmentStatus.READY:
+            raise NotFound("The attachment has no file, as it is not complete.")
+        size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type
+        headers = {
+            "Accept-Ranges": "bytes",
+            "Cache-Control": "private, no-cache",
+            "Content-Disposition": content_disposition(attachment.file_name),
+            "Content-Security-Policy": "sandbox; default-src 'none'",
+            "Content-Type": f"{kind}; charset=utf-8" if kind.startswith("text/") else kind,
+            "ETag": etag,
+            "X-Content-Type-Options": "nosniff",
+        }
+        whole = HttpResponse(headers=headers)
+        answer: Any = get_conditional_response(request, etag=etag, response=whole)
+        if answer is not whole:  # the client has the file already
+            return answer
+        is_same = request.headers.get("If-Range", etag).strip() == etag
+        wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
+        first, last = wanted or (0, size - 1)
+        headers["Content-Length"] = str(last - first + 1)
+        if wanted is not None:
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        status = 200 if wanted is None else 206
+        if request.method == "HEAD":
+            return HttpResponse(status=status, headers=headers)
+        with ExitStack() as until_closed:
+            until_closed.enter_context(attachments.transfer(attachment.user_id))
+            try:
+                with files.storage_errors():
+                    file = until_closed.enter_context(default_storage.open(attachment.stored_name))
+            except FileNotFoundError:
+                raise NotFound("The attachment's file is gone.") from None
+            file.seek(first)
+            part = Part(file, last - first + 1, until_closed.pop_all().close)
+        return StreamingHttpResponse(part, status=status, headers=headers)
 
 
 class RangeNotSatisfiable(DomainError):
@@ -227,45 +262,6 @@ def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
     with attachments.transfer(attachment.user_id):
         attachments.receive(attachment, iter(lambda: request.read(files.READ_SIZE), b""))
     return HttpResponse(status=204)
-
-
-def serve(attachment: Attachment, request: Request) -> HttpResponseBase:
-    """The file, always as a download. Raises NotFound without a file, RangeNotSatisfiable, Unavailable."""
-    if attachment.status != AttachmentStatus.READY:
-        raise NotFound("The attachment has no file, as it is not complete.")
-    size, etag, kind = attachment.size_bytes, f'"{attachment.sha256}"', attachment.content_type
-    headers = {
-        "Accept-Ranges": "bytes",
-        "Cache-Control": "private, no-cache",
-        "Content-Disposition": content_disposition(attachment.file_name),
-        "Content-Security-Policy": "sandbox; default-src 'none'",
-        "Content-Type": f"{kind}; charset=utf-8" if files.is_text(kind) and kind != "application/json" else kind,
-        "ETag": etag,
-        "X-Content-Type-Options": "nosniff",
-    }
-    whole = HttpResponse(headers=headers)
-    answer: Any = get_conditional_response(request, etag=etag, response=whole)
-    if answer is not whole:  # the client has the file already
-        return answer
-    is_same = request.headers.get("If-Range", etag).strip() == etag
-    wanted = byte_range(request.headers.get("Range", ""), size) if is_same else None
-    first, last = wanted or (0, size - 1)
-    headers["Content-Length"] = str(last - first + 1)
-    if wanted is not None:
-        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-    status = 200 if wanted is None else 206
-    if request.method == "HEAD":
-        return HttpResponse(status=status, headers=headers)
-    with ExitStack() as until_closed:
-        until_closed.enter_context(attachments.transfer(attachment.user_id))
-        try:
-            with files.storage_errors():
-                file = until_closed.enter_context(default_storage.open(attachment.stored_name))
-        except FileNotFoundError:
-            raise NotFound("The attachment's file is gone.") from None
-        file.seek(first)
-        part = Part(file, last - first + 1, until_closed.pop_all().close)
-    return StreamingHttpResponse(part, status=status, headers=headers)
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
