@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from django.apps import apps
@@ -61,70 +62,59 @@ class Erasure(StrEnum):
     NONE = "no data of users"
 
 
-WITHOUT_ROWS = {Erasure.NONE, Erasure.DIGEST}
+# What an erasure does to the rows of an app or a table with a person, if it does not delete them.
+KEPT = {
+    USER: Erasure.RENAMED,
+    "admin.LogEntry": Erasure.RENAMED,
+    "api.ErasedSubject": Erasure.DIGEST,
+    "credits": Erasure.PSEUDONYM,
+}
+# Fields that an export leaves out: secrets. The id of a task is the key to it.
+HIDDEN = {
+    USER: {"password"},
+    "runs.ToolInvocation": {"remote_task"},
+    "apikeys.ApiKey": {"digest"},
+    "webhooks.Endpoint": {"secret", "secondary_secret"},
+    "api.IdempotencyRecord": {"fingerprint", "claim"},
+}
 
 
 @dataclass(frozen=True)
 class Table:
-    """``path`` leads from a row to the person, or to the username. An export leaves out ``hidden`` fields: secrets."""
+    """``path`` leads from a row to the person, or to the username, which is what was typed in the form of the admin. It
+    is empty if there is none. Its first part is the ``field`` by which a row belongs to a row of ``parent``, if any.
+    """
 
     erasure: Erasure
-    path: str = "user"
-    hidden: frozenset[str] = frozenset()
+    path: str = ""
+    field: str = ""
+    parent: str = ""
 
 
-def _tables(erasure: Erasure, path: str, *labels: str) -> dict[str, Table]:
-    return dict.fromkeys(labels, Table(erasure, path))
+@cache
+def _table(model: type[Model]) -> Table:
+    label, app = model._meta.label, model._meta.app_label
+    kept = KEPT.get(label) or KEPT.get(app, Erasure.DELETED)
+    if label == USER:
+        return Table(kept, "pk")
+    # Some rows also belong to a row of the person: the shortest path is the first.
+    for field in sorted(model._meta.concrete_fields, key=lambda field: field.name != "user"):
+        if field.name == "username":
+            return Table(kept, field.name)
+        parent: Any = field.related_model
+        if parent not in (None, model) and (path := _table(parent).path):
+            return Table(kept, f"{field.name}__{path}", field.name, parent._meta.label)
+    return Table(KEPT.get(label, Erasure.NONE))
 
 
-TABLES: dict[str, Table] = {
-    USER: Table(Erasure.RENAMED, "pk", frozenset({"password"})),
-    **_tables(Erasure.DELETED, "user", "auth.User_groups", "auth.User_user_permissions"),
-    **_tables(Erasure.PSEUDONYM, "user", "credits.Account"),
-    **_tables(Erasure.PSEUDONYM, "account__user", "credits.LedgerEntry", "credits.PendingExpiry", "credits.DayTotal"),
-    **_tables(Erasure.PSEUDONYM, "account__user", "credits.ChatTotal", "credits.ChatDayTotal", "credits.RunTotal"),
-    **_tables(Erasure.DELETED, "user", "chats.Chat", "chats.Attachment", "runs.Run"),
-    **_tables(Erasure.DELETED, "chat__user", "chats.Message"),
-    **_tables(Erasure.DELETED, "run__user", "runs.Turn", "runs.ModelAttempt"),
-    # The id of a task is the key to it.
-    "runs.ToolInvocation": Table(Erasure.DELETED, "run__user", frozenset({"remote_task"})),
-    **_tables(Erasure.DELETED, "run__user", "runs.Compaction", "runs.Waitpoint", "runs.RunEvent", "runs.RunMetadata"),
-    **_tables(Erasure.DELETED, "run__user", "runs.ClientRun"),
-    "apikeys.ApiKey": Table(Erasure.DELETED, hidden=frozenset({"digest"})),
-    "webhooks.Endpoint": Table(Erasure.DELETED, hidden=frozenset({"secret", "secondary_secret"})),
-    **_tables(Erasure.DELETED, "endpoint__user", "webhooks.Delivery"),
-    **_tables(Erasure.DELETED, "delivery__endpoint__user", "webhooks.Attempt"),
-    "api.IdempotencyRecord": Table(Erasure.DELETED, hidden=frozenset({"fingerprint", "claim"})),
-    **_tables(Erasure.DIGEST, "digest", "api.ErasedSubject"),
-    # Staff only. The entries about a person's rows lose the names of these rows.
-    **_tables(Erasure.RENAMED, "user", "admin.LogEntry"),
-    # By username, which is what was typed in the form of the admin.
-    **_tables(Erasure.DELETED, "username", "axes.AccessAttempt", "axes.AccessFailureLog", "axes.AccessLog"),
-    **_tables(Erasure.DELETED, "access_attempt__username", "axes.AccessAttemptExpiration"),
-    **_tables(Erasure.NONE, "", "auth.Permission", "auth.Group", "auth.Group_permissions", "contenttypes.ContentType"),
-    **_tables(Erasure.NONE, "", "apikeys.ServerKey", "sessions.Session", "runs.Provider", "runs.ProviderUse"),
-    **_tables(Erasure.NONE, "", "runs.CountedBeginning", "runs.TypicalCredits"),
-    **_tables(Erasure.NONE, "", "runs.AgentModel", "runs.Tool", "runs.Agent", "runs.AgentVersion", "runs.Worker"),
-}
-
-
-def model_of(label: str) -> type[Model]:
-    return apps.get_model(label, require_ready=False)
-
-
-def reference(label: str) -> tuple[str, str]:
-    """The field by which a row belongs to a row of another table, and that table. Both are empty if there is none."""
-    field = TABLES[label].path.partition("__")[0]
-    if field in ("", "pk") or (parent := model_of(label)._meta.get_field(field).related_model) is None:
-        return "", ""
-    return field, parent._meta.label
+TABLES = {model._meta.label: _table(model) for model in apps.get_models(include_auto_created=True)}
 
 
 def rows_of(label: str, user: Any) -> QuerySet[Any]:
     """The person's rows of this table, except what the installation's webhook endpoint got of them."""
     path = TABLES[label].path
     value = user.get_username() if path.endswith("username") else user.pk
-    return model_of(label)._base_manager.filter(**{path: value})
+    return apps.get_model(label)._base_manager.filter(**{path: value})
 
 
 def of_installation(user: Any, report: Report | None = None) -> Iterator[QuerySet[Delivery]]:
@@ -148,34 +138,33 @@ def export(user: Any, report: Report | None = None) -> Iterator[str]:
     followed by the rows that belong to it. Secrets are left out.
     """
     for label, table in TABLES.items():
-        if table.erasure not in WITHOUT_ROWS and not any(reference(label)):
+        if table.path and not table.parent:
             yield from _lines(label, rows_of(label, user), report)
     for rows in of_installation(user, report):
         yield from _lines("webhooks.Delivery", rows)
 
 
 def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Iterator[str]:
-    table, model = TABLES[label], model_of(label)
+    model, hidden = apps.get_model(label), HIDDEN.get(label, set())
     keys = list(rows.order_by("pk").values_list("pk", flat=True))
     for start in range(0, len(keys), EXPORT_BATCH):
         batch = keys[start : start + EXPORT_BATCH]
-        for row in model._base_manager.filter(pk__in=batch).defer(*table.hidden).order_by("pk"):
-            yield _line(row, table.hidden)
+        for row in model._base_manager.filter(pk__in=batch).defer(*hidden).order_by("pk"):
+            yield _line(row, hidden)
             for name in files.in_folder(f"{FOLDERS[label]}/{row.pk}") if label in FOLDERS else ():
                 yield from _parts(name)
-        for child in TABLES:
-            field, parent = reference(child)
-            if parent == label:
-                its_rows = model_of(child)._base_manager.filter(**{f"{field}__in": batch})
+        for child, table in TABLES.items():
+            if table.parent == label:
+                its_rows = apps.get_model(child)._base_manager.filter(**{f"{table.field}__in": batch})
                 # The rows of a chat or a run are not counted in the report.
                 yield from _lines(child, its_rows, report if label == USER else None)
         if report is not None:
             report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
 
 
-def _line(row: Model, hidden: frozenset[str]) -> str:
-    fields = [field for field in row._meta.concrete_fields if field.name not in hidden]
-    values = {field.attname: getattr(row, field.attname) for field in fields}
+def _line(row: Model, hidden: set[str]) -> str:
+    names = [field.attname for field in row._meta.concrete_fields if field.name not in hidden]
+    values = {name: getattr(row, name) for name in names}
     for name, value in values.items():
         if isinstance(value, bytes | memoryview):
             values[name] = bytes(value).decode("utf-8", "replace")
@@ -216,8 +205,7 @@ def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
         for rows in of_installation(user, report):
             _remove(rows, remove_deliveries)
         for label, table in TABLES.items():
-            _, parent = reference(label)
-            if table.erasure == Erasure.DELETED and not parent.startswith(("chats.", "runs.", "webhooks.")):
+            if table.erasure == Erasure.DELETED and not table.parent.startswith(("chats.", "runs.", "webhooks.")):
                 _remove(rows_of(label, user))
         report("other rows removed", 1, 1)
         if pseudonym := _rename(user, reason, staff):
@@ -284,10 +272,9 @@ def _hide_in_log(user: Any) -> None:
     names = [name for name in (user.get_username(), user.email, user.first_name, user.last_name) if name]
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", re.IGNORECASE)
     for label, table in TABLES.items():
-        if table.erasure in WITHOUT_ROWS:
+        if not table.path:
             continue
-        model = model_of(label)
-        entries = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(model))
+        entries = LogEntry.objects.filter(content_type=ContentType.objects.get_for_model(apps.get_model(label)))
         about = list(entries.order_by().values_list("object_id", flat=True).distinct())
         for start in range(0, len(about), BATCH):
             rows = rows_of(label, user).filter(pk__in=about[start : start + BATCH])
