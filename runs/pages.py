@@ -1,15 +1,94 @@
-"""Pages beside the admin: ``/`` and the playground, which uses only the public API (runs/static/playground)."""
+"""Pages beside the admin (``/`` and the playground, which uses only the public API: runs/static/playground), and
+addresses that are credentials: of parked calls (``/api/callbacks/…``) and of files of tools (``/files/…``).
+"""
 
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.core.files.storage import default_storage
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
+from chats.files import storage_errors
+from config.api import ratelimit
+from config.api.errors import answers_errors
 from config.api.views import PAGE_POLICY
+from config.kernel import clock
+from config.kernel.encryption import DecryptionFailed
+from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
 from config.kernel.ids import is_plausible_id
+from config.kernel.jsontext import dumps
+from config.limits.window import Bucket
+from config.telemetry import logs
+from runs import services
+from runs.models import Tool, ToolInvocation
+from runs.tools import files, http
+from runs.tools.base import parse_signing_secret
+
+# For each call.
+CALLBACKS_PER_MINUTE = 60
+FILE_HEADERS = {
+    "Cache-Control": "private, no-cache",
+    "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@csrf_exempt
+@answers_errors("a callback failed")
+def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
+    """The answer 200 says, after the commit, whether the callback was accepted."""
+    # Django logs the path of a failed request, and this one is a credential.
+    request.path = request.path_info = http.CALLBACK_PATH
+    if request.method != "POST":
+        raise MethodNotAllowed(headers={"Allow": "POST"})
+    call_id, signed = http.call_of(token)
+    call = ToolInvocation.objects.filter(pk=call_id).defer("result", "input").first() if call_id else None
+    if call is None:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound
+    ratelimit.charge_caller(request, Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
+    logs.run_id.set(call.run_id)
+    size = int(request.META.get("CONTENT_LENGTH") or 0)
+    if size > settings.TOOL_ANSWER_MAX_BYTES:
+        raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
+    body = request.read(size)
+    try:
+        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
+    except DecryptionFailed:
+        raise Unavailable from None
+    if tool is None and signed:  # the tool had to sign when the call was made
+        raise Unauthorized("The tool that is to sign the callback is gone.")
+    secret = "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)
+    if secret and not http.is_signed(request.headers, body, secret, clock.now().timestamp()):
+        raise Unauthorized("The callback has no valid signature, or one that is too old.")
+    said = http.read_callback(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
+    recorded = services.record_callback(call, said)
+    became = {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}
+    return HttpResponse(dumps(became), content_type="application/json")
+
+
+@answers_errors("a download failed")
+def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
+    """The file, always as a download. 404 once the chat is deleted or its user is inactive."""
+    if request.method not in ("GET", "HEAD"):
+        raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
+    name = files.stored_name(invocation_id, token, file_name) if is_plausible_id(invocation_id) else None
+    calls = ToolInvocation.objects.filter(pk=invocation_id, run__chat__deleted_at=None, run__user__is_active=True)
+    try:
+        if name is None or not calls.exists():
+            raise FileNotFoundError
+        with storage_errors():
+            file = default_storage.open(name)
+    except FileNotFoundError:
+        ratelimit.refuse_if_over(ratelimit.charge_address(request))
+        raise NotFound from None
+    kind = files.content_type(file_name)
+    return FileResponse(file, as_attachment=True, filename=file_name, content_type=kind, headers=FILE_HEADERS)
+
 
 LINKS = (
     ("/playground", "Playground", "start a run and watch it live"),

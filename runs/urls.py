@@ -6,9 +6,8 @@ from runs.admin import person, reports
 from runs.catalogue.serializers import AgentSerializer, ModelSerializer, ToolSerializer
 from runs.fronts.ag_ui.views import AgUiViewSet
 from runs.fronts.ai_sdk.views import AiSdkViewSet
-from runs.links import receive_callback, serve_file
 from runs.mcp.views import McpViewSet
-from runs.pages import show_front, show_playground
+from runs.pages import receive_callback, serve_file, show_front, show_playground
 from runs.streams.views import StreamViewSet
 
 

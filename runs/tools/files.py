@@ -1,4 +1,4 @@
-"""Files that tools make: stored with Django's storage API, in one folder for each call. ``runs.links`` serves them at
+"""Files that tools make: stored with Django's storage API, in one folder for each call. ``runs.pages`` serves them at
 an address with an unguessable token, which only the run's owner gets. The token is also a part of the stored path, so
 old addresses stay valid after a change of SECRET_KEY.
 """

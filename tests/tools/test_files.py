@@ -11,8 +11,8 @@ from django.test import Client, override_settings
 
 from chats import services
 from config.api.ratelimit import Verdict
-from runs.links import serve_file
 from runs.models import ToolInvocation
+from runs.pages import serve_file
 from runs.tools import files
 from runs.tools.base import ToolFailure
 from tests import factories
@@ -236,7 +236,7 @@ def test_wrong_addresses_count_against_the_clients_address(call, client, setting
 
 def test_a_database_that_is_away_is_503(call, client):
     (url,) = call("create_file", {"fileName": "a.txt", "content": "x"}).urls
-    with mock.patch("runs.links.ToolInvocation.objects.filter", side_effect=OperationalError("secret")):
+    with mock.patch("runs.pages.ToolInvocation.objects.filter", side_effect=OperationalError("secret")):
         answer = get(client, url)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
     assert "secret" not in answer.content.decode()

@@ -457,7 +457,7 @@ def test_no_log_line_error_or_export_has_the_address(bench, server, user, caplog
     assert "[callback]" in told
     run, call = park(bench, server)
     token = server.callback().rpartition("/")[2]
-    monkeypatch.setattr("runs.links.parse_signing_secret", None)  # a fault of the service
+    monkeypatch.setattr("runs.pages.parse_signing_secret", None)  # a fault of the service
     with caplog.at_level("DEBUG"):
         answer = call_back(server.callback(), {"result": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
