@@ -84,7 +84,10 @@ def upload_of(attachment: Attachment, surface: str) -> dict[str, Any]:
     if files.takes_uploads():
         # Not valid for longer than the attachment: nobody would find and remove the file of a later upload.
         left = (attachment.expires_at - clock.now()).total_seconds() if attachment.expires_at else 0
-        url, headers = files.presign_put(attachment, max(1, int(left)))
+        what = {"content_type": attachment.content_type, "size": attachment.size_bytes, "sha256": attachment.sha256}
+        storage: Any = default_storage
+        with files.storage_errors():
+            url, headers = storage.presign_put(files.direct_name(attachment.pk), **what, seconds=max(1, int(left)))
     else:
         path = reverse("upload", args=[_signer.sign(f"{surface}.{attachment.pk}")])
         url, headers = f"{settings.BASE_URL}{path}", {"Content-Type": attachment.content_type}
@@ -95,12 +98,9 @@ def attachment_to_upload(token: str) -> tuple[str, Attachment]:
     """The surface and the attachment of an upload URL. Raises NotFound if the token is not valid."""
     try:
         surface, _, attachment_id = _signer.unsign(token).partition(".")
-    except BadSignature:
+        return surface, Attachment.objects.select_related("user").get(pk=attachment_id, user__is_active=True)
+    except (BadSignature, Attachment.DoesNotExist):
         raise NotFound from None
-    found = Attachment.objects.filter(pk=attachment_id, user__is_active=True).select_related("user").first()
-    if found is None:
-        raise NotFound
-    return surface, found
 
 
 def refuse_unless_pending(attachment: Attachment) -> None:
@@ -112,10 +112,10 @@ def refuse_unless_pending(attachment: Attachment) -> None:
         raise NotFound
 
 
-def receive(attachment: Attachment, parts: Iterator[bytes]) -> None:
-    """Store the file as it arrives, in place of an earlier upload. Raises NotFound, Conflict, Unavailable."""
+def receive(attachment: Attachment, stream: Any) -> None:
+    """Store what is read from ``stream``, in place of an earlier upload. Raises NotFound, Conflict, Unavailable."""
     try:
-        name = files.write(attachment.pk, files.Parts(parts), attachment.content_type)
+        name = files.write(attachment.pk, File(stream), attachment.content_type)
     except FileNotFoundError:
         attachment.refresh_from_db()
         refuse_unless_pending(attachment)
@@ -189,13 +189,9 @@ def lock_usable(user: Any, attachment_ids: Sequence[str], replaced_id: str | Non
     """
     if not attachment_ids:
         return []
-    most = ATTACHMENTS_PER_MESSAGE_MAX
-    if len(attachment_ids) > most:
-        raise ValidationFailed({f"attachmentIds.{most}": [f"A message may have at most {most} attachments."]})
     asked = [key for key in attachment_ids if is_plausible_id(key)]
     # In the order of ids, so that two messages with the same attachments do not deadlock.
-    locked = Attachment.objects.select_for_update(no_key=True).filter(user=user, pk__in=asked).order_by("pk")
-    found = {attachment.pk: attachment for attachment in locked}
+    found = Attachment.objects.select_for_update(no_key=True).filter(user=user, pk__in=asked).order_by("pk").in_bulk()
     replaced = {_original(each) for each in Attachment.objects.filter(message=replaced_id)} if replaced_id else set()
     problems = {
         f"attachmentIds.{index}": [problem]

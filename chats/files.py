@@ -18,7 +18,6 @@ from typing import Any
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 
-from chats.models import Attachment
 from config.kernel.errors import DomainError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -52,33 +51,13 @@ def storage_errors() -> Iterator[None]:
 
 
 def takes_uploads() -> bool:
-    """Whether clients upload to the storage directly, not through this service."""
+    """Whether clients upload to the storage directly, not through this service: ``config.storage.ObjectStorage``."""
     return hasattr(default_storage, "presign_put")
-
-
-def presign_put(attachment: Attachment, seconds: int) -> tuple[str, dict[str, str]]:
-    """See ``config.storage.ObjectStorage.presign_put``; only if ``takes_uploads``."""
-    storage: Any = default_storage
-    what = {"content_type": attachment.content_type, "size": attachment.size_bytes, "sha256": attachment.sha256}
-    with storage_errors():
-        url, headers = storage.presign_put(direct_name(attachment.pk), **what, seconds=seconds)
-    return url, headers
 
 
 def direct_name(attachment_id: str) -> str:
     """The name of the file that a client uploads to the storage directly: it is part of the signed URL."""
     return f"{FOLDER}/{attachment_id}/upload"
-
-
-class Parts(File):
-    """A file to be stored; its parts are read once, as they arrive."""
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        super().__init__(None)
-        self.parts = parts
-
-    def chunks(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        return self.parts
 
 
 def write(attachment_id: str, content: File, content_type: str) -> str:

@@ -89,8 +89,7 @@ class ChatViewSet(ServiceViewSet):
 
     @extend_schema(request=ChatChanges)
     def partial_update(self, request: Request, chatId: str) -> Response:
-        chat = self.get_object()
-        return self.show(services.rename_chat(chat, **self.read(ChatChanges)))
+        return self.show(services.rename_chat(self.get_object(), **self.read(ChatChanges)))
 
     def destroy(self, request: Request, chatId: str) -> Response:
         services.delete_chat(self.get_object())
@@ -146,14 +145,7 @@ class AttachmentViewSet(ServiceViewSet):
 
     queryset_for = staticmethod(attachments.attachments_of)
 
-    @extend_schema(
-        description=(
-            "Announces a file. Its bytes are then sent to `upload.url`, with `upload.headers` and without a bearer "
-            "token, and the attachment is completed; a message can use it from then on, once."
-        ),
-        request=AttachmentInput,
-        responses={201: serializers.CreatedAttachmentSerializer},
-    )
+    @extend_schema(request=AttachmentInput, responses={201: serializers.CreatedAttachmentSerializer})
     def create(self, request: Request) -> Response:
         attachment = attachments.create_attachment(request.user, **self.read(AttachmentInput))
         return Response(self.announced(attachment), status=201)
@@ -236,9 +228,6 @@ class AttachmentViewSet(ServiceViewSet):
 class RangeNotSatisfiable(DomainError):
     status, code, message = 416, "REQUESTED_RANGE_NOT_SATISFIABLE", "The file has no such bytes."
 
-    def __init__(self, size: int) -> None:
-        super().__init__(headers={"Content-Range": f"bytes */{size}"})
-
 
 @csrf_exempt
 @answers_errors("an upload failed")
@@ -260,7 +249,7 @@ def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
             raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
         raise ValidationFailed({"sizeBytes": [f"The body has {size} bytes, not the {announced} that were announced."]})
     with attachments.transfer(attachment.user_id):
-        attachments.receive(attachment, iter(lambda: request.read(files.READ_SIZE), b""))
+        attachments.receive(attachment, request)
     return HttpResponse(status=204)
 
 
@@ -278,7 +267,7 @@ def byte_range(header: str, size: int) -> tuple[int, int] | None:
     else:  # the last bytes
         first, last = max(0, size - int(match[2])), size - 1
     if first >= size:
-        raise RangeNotSatisfiable(size)
+        raise RangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"})
     return first, min(last, size - 1)
 
 

@@ -15,6 +15,7 @@ from django.test import Client, override_settings
 from chats import attachments, purge
 from chats.models import Attachment, Chat
 from config.kernel import clock
+from runs.fronts.ai_sdk.views import attached
 from runs.tools import files as tool_files
 from tests import factories
 from tests.chats.conftest import PNG, announce, code, complete, digest, fields
@@ -85,6 +86,12 @@ def test_a_file_becomes_an_attachment(session, bucket, server):
     part = session.get(path, headers={"Range": "bytes=3-9"})
     assert (part.status_code, b"".join(part.streaming_content)) == (206, PNG[3:10])
     assert session.get(path, headers={"Range": "bytes=999999-"}).status_code == 416
+
+
+def test_a_file_within_a_message_becomes_an_attachment(user, bucket):
+    key = attached(user, ({"fileName": "a.txt", "contentType": "text/plain", "sizeBytes": 5}, b"Hello"))
+    assert Attachment.objects.get(pk=key).status == "READY"
+    assert contents(bucket) == [b"Hello"]
 
 
 def test_the_signature_covers_type_size_digest_and_time(session, monkeypatch):

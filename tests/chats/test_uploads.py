@@ -1,5 +1,7 @@
 """Uploading the content of attachments to the service (docs/attachments.md)."""
 
+from types import SimpleNamespace
+
 import pytest
 from django.core.files.storage import default_storage
 from django.core.signing import Signer
@@ -98,9 +100,9 @@ def test_an_upload_that_ends_after_the_completion_is_discarded(session):
         assert complete(session, answer).status_code == 200
         yield b"nd"
 
-    row = Attachment.objects.get()
+    row, sent = Attachment.objects.get(), parts()
     with pytest.raises(Conflict):
-        attachments.receive(row, parts())
+        attachments.receive(row, SimpleNamespace(read=lambda size: next(sent, b"")))
     assert stored() == [b"first"]
     assert complete(session, answer).json()["sha256"] == digest(b"first")
 

@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 from django.conf import settings
@@ -131,7 +132,7 @@ def attached(user: Any, file: File) -> str:
     said, content = file
     made = attachments.create_attachment(user, **AttachmentInput.validated(said))
     with attachments.transfer(made.user_id):
-        attachments.receive(made, iter([content]))
+        attachments.receive(made, BytesIO(content))
     made.refresh_from_db()
     attachments.complete_attachment(made)
     return made.pk
