@@ -43,17 +43,17 @@ ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SHAPE = re.compile(rf"aw[ks]_([0-9A-Za-z]{{{BODY_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})")
 
 
-def create_key(user: Any, *, name: str, days: int | None = None) -> tuple[ApiKey, str]:
+@transaction.atomic
+def create_key(user: Any, *, name: str, expiration_days: int = API_KEY_DEFAULT_DAYS) -> tuple[ApiKey, str]:
     """A new key and its secret, which is not stored. Raises Conflict at API_KEY_MAX_LIVE live keys."""
-    with transaction.atomic():
-        # Without the lock, two concurrent requests would each count one key too few.
-        get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
-        now = clock.now()
-        live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
-        if live >= API_KEY_MAX_LIVE:
-            raise Conflict(f"You have {live} live API keys, which is the maximum; revoke one first.")
-        times = {"created_at": now, "expires_at": now + timedelta(days=days or API_KEY_DEFAULT_DAYS)}
-        return _create(ApiKey, MARK, user=user, name=name, scopes=list(DEFAULT_SCOPES), **times)
+    # Without the lock, two concurrent requests would each count one key too few.
+    get_user_model()._default_manager.select_for_update(no_key=True).get(pk=user.pk)
+    now = clock.now()
+    live = ApiKey.objects.filter(user=user, revoked_at=None, expires_at__gt=now).count()
+    if live >= API_KEY_MAX_LIVE:
+        raise Conflict(f"You have {live} live API keys, which is the maximum; revoke one first.")
+    times = {"created_at": now, "expires_at": now + timedelta(days=expiration_days)}
+    return _create(ApiKey, MARK, user=user, name=name, scopes=list(DEFAULT_SCOPES), **times)
 
 
 def create_server_key(name: str, scopes: Collection[str] = (SESSION_TOKENS,)) -> tuple[ServerKey, str]:

@@ -32,8 +32,7 @@ class ApiKeyViewSet(ServiceViewSet):
     @extend_schema(request=serializers.ApiKeyInputSerializer, responses={201: serializers.CreatedApiKeySerializer})
     def create(self, request: Request) -> Response:
         """Make an API key with the default scopes. This answer alone shows its secret."""
-        body = self.read(serializers.ApiKeyInputSerializer)
-        key, secret = keys.create_key(request.user, name=body["name"], days=body.get("expiration_days"))
+        key, secret = keys.create_key(request.user, **self.read(serializers.ApiKeyInputSerializer))
         return Response(serializers.ApiKeySerializer(key).data | {"secret": secret}, status=201)
 
     def destroy(self, request: Request, keyId: str) -> Response:

@@ -44,7 +44,7 @@ def public_client(user: Any, scopes: list[str] | None = None) -> APIClient:
     """A client of the public surface, with a real key; ``scopes`` narrows it."""
     from apikeys.keys import create_key
 
-    key, secret = create_key(user, name="test", days=1)
+    key, secret = create_key(user, name="test", expiration_days=1)
     if scopes is not None:
         key.scopes = scopes
         key.save(update_fields=["scopes"])

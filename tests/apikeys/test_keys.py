@@ -71,12 +71,12 @@ def test_the_key_and_its_user_are_read_in_one_query(user, django_assert_num_quer
 def test_the_number_of_live_keys_is_limited(user, monkeypatch):
     monkeypatch.setattr("apikeys.keys.API_KEY_MAX_LIVE", 2)
     first, _ = keys.create_key(user, name="1")
-    keys.create_key(user, name="2", days=1)
+    keys.create_key(user, name="2", expiration_days=1)
     keys.create_key(factories.UserFactory(), name="another user's")
     with pytest.raises(Conflict):
         keys.create_key(user, name="3")
     keys.revoke_key(first)
-    keys.create_key(user, name="3", days=2)
+    keys.create_key(user, name="3", expiration_days=2)
     with pytest.raises(Conflict):
         keys.create_key(user, name="4")
     ApiKey.objects.filter(name="2").update(expires_at=clock.now())
