@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -65,44 +64,39 @@ class Command(BaseCommand):
 
     def follow(self, run: Run) -> dict[str, Any]:
         """Show the run's events as they come. Returns the data of the last one."""
-        for kind, data in self.events(run):
-            match kind:
-                case StreamType.MESSAGE_DELTA:
-                    self.stdout.write(printable(data["text"]), ending="")
-                    self.stdout.flush()
-                case StreamType.MESSAGE_RESET:
-                    self.stdout.write("")
-                    self.say("The answer starts again.")
-                case StreamType.TOOL_STARTED:
-                    self.say(f"{data['name']} {short(data['input'])}")
-                case StreamType.TOOL_PARKED:
-                    ending = f"manage.py callback {data['toolInvocationId']} --result TEXT"
-                    self.say(f"{data['name']} awaits its outcome until {data['expiresAt']}. To give it: {ending}")
-                case StreamType.TOOL_COMPLETED:
-                    urls = "".join(f" {url}" for url in data["resultUrls"])
-                    self.say(f"{data['name']} {data['status']}, {data['creditUsed']} credits{urls}")
-                case StreamType.MODEL_RETRYING:
-                    again = f"{data['model']} is asked in {data['delaySeconds']} s."
-                    self.say(f"The model failed ({data['reason']}). {again}")
-                case StreamType.WAITPOINT_OPENED:
-                    self.ask(run, data)
-                case StreamType.RUN_STATUS if data["status"] in FINAL_RUN_STATUSES:
+        after = 0
+        while (found := page(run.pk, after)) or Run.objects.filter(pk=run.pk, chat__deleted_at=None).exists():
+            for event in found:
+                after, data = event.index, json.loads(event.data)
+                if event.type == StreamType.RUN_STATUS and data["status"] in FINAL_RUN_STATUSES:
                     self.stdout.write("")
                     return data
+                self.show(run, event.type, data)
+            if not found:
+                time.sleep(POLL_SECONDS)
         raise CommandError("The run is gone.")
 
-    def events(self, run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The events of the run, until it is deleted."""
-        after = 0
-        while True:
-            found = page(run.pk, after)
-            for event in found:
-                after = event.index
-                yield event.type, json.loads(event.data)
-            if not found:
-                if not Run.objects.filter(pk=run.pk, chat__deleted_at=None).exists():
-                    return
-                time.sleep(POLL_SECONDS)
+    def show(self, run: Run, kind: str, data: dict[str, Any]) -> None:
+        match kind:
+            case StreamType.MESSAGE_DELTA:
+                self.stdout.write(printable(data["text"]), ending="")
+                self.stdout.flush()
+            case StreamType.MESSAGE_RESET:
+                self.stdout.write("")
+                self.say("The answer starts again.")
+            case StreamType.TOOL_STARTED:
+                self.say(f"{data['name']} {short(data['input'])}")
+            case StreamType.TOOL_PARKED:
+                ending = f"manage.py callback {data['toolInvocationId']} --result TEXT"
+                self.say(f"{data['name']} awaits its outcome until {data['expiresAt']}. To give it: {ending}")
+            case StreamType.TOOL_COMPLETED:
+                what = " ".join([f"{data['creditUsed']} credits", *data["resultUrls"]])
+                self.say(f"{data['name']} {data['status']}, {what}")
+            case StreamType.MODEL_RETRYING:
+                again = f"{data['model']} is asked in {data['delaySeconds']} s."
+                self.say(f"The model failed ({data['reason']}). {again}")
+            case StreamType.WAITPOINT_OPENED:
+                self.ask(run, data)
 
     def ask(self, run: Run, waitpoint: dict[str, Any]) -> None:
         """Ask the person at the terminal, unless the question is answered elsewhere."""
