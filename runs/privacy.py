@@ -25,7 +25,6 @@ from chats import files, purge
 from chats.models import Chat
 from chats.services import chats_of, delete_chat
 from config.api.models import ErasedSubject
-from config.database import batches
 from config.kernel import clock
 from config.kernel.errors import Conflict
 from config.kernel.jsontext import to_text
@@ -146,12 +145,16 @@ def export(user: Any, report: Report | None = None) -> Iterator[str]:
 
 def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Iterator[str]:
     model, hidden = apps.get_model(label), HIDDEN.get(label, set())
+    names = [field.attname for field in model._meta.concrete_fields if field.name not in hidden]
     keys = list(rows.order_by("pk").values_list("pk", flat=True))
     for start in range(0, len(keys), EXPORT_BATCH):
         batch = keys[start : start + EXPORT_BATCH]
-        for row in model._base_manager.filter(pk__in=batch).defer(*hidden).order_by("pk"):
-            yield _line(row, hidden)
-            for name in files.in_folder(f"{FOLDERS[label]}/{row.pk}") if label in FOLDERS else ():
+        for row in model._base_manager.filter(pk__in=batch).order_by("pk").values(*names):
+            for name, value in row.items():
+                if isinstance(value, bytes | memoryview):
+                    row[name] = bytes(value).decode("utf-8", "replace")
+            yield to_text({"table": model._meta.db_table, "row": row})
+            for name in files.in_folder(f"{FOLDERS[label]}/{row['id']}") if label in FOLDERS else ():
                 yield from _parts(name)
         for child, table in TABLES.items():
             if table.parent == label:
@@ -160,15 +163,6 @@ def _lines(label: str, rows: QuerySet[Any], report: Report | None = None) -> Ite
                 yield from _lines(child, its_rows, report if label == USER else None)
         if report is not None:
             report(str(model._meta.verbose_name_plural), start + len(batch), len(keys))
-
-
-def _line(row: Model, hidden: set[str]) -> str:
-    names = [field.attname for field in row._meta.concrete_fields if field.name not in hidden]
-    values = {name: getattr(row, name) for name in names}
-    for name, value in values.items():
-        if isinstance(value, bytes | memoryview):
-            values[name] = bytes(value).decode("utf-8", "replace")
-    return to_text({"table": row._meta.db_table, "row": values})
 
 
 def _parts(name: str) -> Iterator[str]:
@@ -246,8 +240,7 @@ def _end_runs(user: Any, report: Report) -> None:
     cut_off = ToolInvocation.objects.filter(
         run__user=user, status__in=[InvocationStatus.FAILED, InvocationStatus.CANCELLED], started_at__isnull=False
     )
-    settle = timedelta(seconds=ERASE_SETTLE_SECONDS)
-    while cut_off.filter(finished_at__gt=clock.now() - settle).exists():
+    while cut_off.filter(finished_at__gt=clock.now() - timedelta(seconds=ERASE_SETTLE_SECONDS)).exists():
         time.sleep(POLL_SECONDS)
 
 
@@ -259,7 +252,7 @@ def _remove_chats(user: Any, report: Report) -> None:
         for chat_id in list(chats.order_by("pk").values_list("pk", flat=True)):
             # By its run, the delivery to the installation endpoint is found. Afterwards the run is gone.
             deliveries = Delivery.objects.filter(run_id__in=Run.objects.filter(chat=chat_id).values("pk"))
-            batches.in_batches(lambda rows=deliveries: remove_deliveries(rows))  # type: ignore[misc]
+            _remove(deliveries, remove_deliveries)
             removed += purge.purge_chat(chat_id)
             report("chats removed", removed, total)
         return removed
