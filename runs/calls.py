@@ -73,9 +73,8 @@ class ToolInvocationSerializer(CamelSerializer):
         return call.progress if call.awaiting else None
 
     def get_result(self, call: Any) -> str | None:
-        if call.status != InvocationStatus.COMPLETED:
-            return None
-        return shown_result(call.result_start, call.result_urls)[0]
+        is_completed = call.status == InvocationStatus.COMPLETED
+        return shown_result(call.result_start, call.result_urls)[0] if is_completed else None
 
     def get_result_truncated(self, call: Any) -> bool:
         return shown_result(call.result_start, call.result_urls)[1]
@@ -113,18 +112,17 @@ class ClientToolInput(CamelSerializer):
 class ClientToolsField(fields.BoundedListField):
     """A list of client tools; the value has the form in which a run stores them."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(child=ClientToolInput(), max_length=CLIENT_TOOLS_MAX, **kwargs)
+    child = ClientToolInput()
 
     def run_child_validation(self, data: list[Any]) -> list[dict[str, Any]]:
         """Stops at the first tool with a problem, because the check of a slow schema costs a process."""
-        tools = []
-        for index, item in enumerate(data):
-            try:
+        tools: list[dict[str, Any]] = []
+        try:
+            for item in data:
                 tools.append(self.child.run_validation(item))
-            except serializers.ValidationError as error:
-                where: dict[Any, Any] = {index: error.detail}
-                raise serializers.ValidationError(where) from None
+        except serializers.ValidationError as error:
+            where: dict[Any, Any] = {len(tools): error.detail}
+            raise serializers.ValidationError(where) from None
         return tools
 
     def to_internal_value(self, data: Any) -> list[dict[str, Any]]:
@@ -242,8 +240,7 @@ class WaitpointSerializer(CamelSerializer):
 
     @extend_schema_field(RESOLUTION)
     def get_resolved_payload(self, waitpoint: Any) -> dict[str, Any] | None:
-        payload: dict[str, Any] | None = waitpoint.resolved_payload
-        return payload
+        return waitpoint.resolved_payload
 
 
 class CreditApprovalAnswer(CamelSerializer):

@@ -89,9 +89,6 @@ class FailureReason(_Code):
     @property
     def code(self) -> RunError:
         """The run's ``errorCode``."""
-        match self:
-            case FailureReason.TIME_OUT | FailureReason.STALLED:
-                return RunError.MODEL_TIMEOUT
-            case FailureReason.CONTEXT_TOO_LONG:
-                return RunError.CONTEXT_LENGTH_EXCEEDED
-        return RunError.MODEL_ERROR
+        if self in (FailureReason.TIME_OUT, FailureReason.STALLED):
+            return RunError.MODEL_TIMEOUT
+        return RunError.CONTEXT_LENGTH_EXCEEDED if self == FailureReason.CONTEXT_TOO_LONG else RunError.MODEL_ERROR

@@ -88,8 +88,7 @@ def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int)
         elif len(value) > models.METADATA_VALUE_MAX_CHARS or "\0" in value:
             problems[name] = [f"A value is text of at most {models.METADATA_VALUE_MAX_CHARS} characters."]
         else:
-            pairs = RunMetadata.objects.filter(user=user_id, key=key, value=value)
-            runs = runs.filter(pk__in=pairs.values("run"))
+            runs = runs.filter(pk__in=RunMetadata.objects.filter(user=user_id, key=key, value=value).values("run"))
     if problems:
         raise ValidationFailed(problems)
     return runs
@@ -131,14 +130,13 @@ def _after(text: str) -> Q:
 
 def _moment(text: str) -> datetime:
     """A time cut to milliseconds, as callers see times."""
-    problem = ValueError("Use a time such as 2026-11-20T12:34:56.789Z.")
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
-            raise problem
+            raise ValueError
         moment = moment.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise problem from None
+        raise ValueError("Use a time such as 2026-11-20T12:34:56.789Z.") from None
     return moment - timedelta(microseconds=moment.microsecond % 1000)
 
 

@@ -72,12 +72,11 @@ def gauges() -> Iterator[Gauge]:
         "in_line": Run.objects.filter(blocked=True).count(),
         "throttled": Run.objects.filter(throttled=True).count(),
     }
-    counts = {(state,): float(count) for state, count in live.items()}
     help = (
         "Live runs. in_line waits for earlier runs of its chat, throttled for other runs of its user. "
         "A parked run awaits the outcome of tool calls, without a worker."
     )
-    yield Gauge("runs", help, counts, ["state"])
+    yield Gauge("runs", help, {(state,): float(count) for state, count in live.items()}, ["state"])
     yield Gauge("runs_oldest_queued_seconds", "How long the oldest run that could execute has waited.", {(): oldest})
     workers = Worker.objects.filter(expires_at__gte=clock.now()).count()
     yield Gauge("run_workers", "Run worker processes whose lease holds.", {(): float(workers)})

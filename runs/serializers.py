@@ -14,7 +14,7 @@ from config.api import serializers as fields
 from config.api.serializers import CamelSerializer, CreditsNumberField, NullableText, StrictCharField, TimestampField
 from config.kernel.jsontext import dumps
 from runs import models
-from runs.calls import OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
+from runs.calls import CLIENT_TOOLS_MAX, OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
 from runs.catalogue.serializers import OutputSchemaField
 from runs.models import FINAL_RUN_STATUSES, METADATA_KEY_MAX_CHARS, METADATA_PAIRS_MAX, METADATA_VALUE_MAX_CHARS
 
@@ -165,8 +165,7 @@ class MetadataField(DictField):
         if wrong := [key[:METADATA_KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
             message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
             raise serializers.ValidationError({key: [message] for key in wrong})
-        pairs: dict[str, str] = super().run_child_validation(data)
-        return pairs
+        return super().run_child_validation(data)
 
 
 class RunInput(CamelSerializer):
@@ -216,6 +215,7 @@ class RunInput(CamelSerializer):
     )
     client_tools = ClientToolsField(
         **OPTIONAL,
+        max_length=CLIENT_TOOLS_MAX,
         help_text="At most 32 tools that the caller's app executes; a call of one awaits "
         "`POST /tool-invocations/{id}/result`.",
     )
@@ -259,15 +259,11 @@ class TurnSerializer(CamelSerializer):
     finished_at = TimestampField(help_text="When its answer was complete.")
 
     def get_reasoning(self, turn: Any) -> str | None:
-        return reasoning_text(turn.shown_reasoning or ())[:REASONING_SHOWN_CHARS] or None
-
-
-def reasoning_text(items: Iterable[Any]) -> str:
-    """The text of ``Turn.reasoning``; empty if the provider gave only encrypted items."""
-    return "\n\n".join(_texts(items)).strip()
+        return "\n\n".join(_texts(turn.shown_reasoning or ())).strip()[:REASONING_SHOWN_CHARS] or None
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """The texts in items of ``Turn.reasoning``; none if the provider gave only encrypted ones."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -87,8 +87,7 @@ def _complete(run: Run | None) -> Run | None:
         # The waitpoint was answered between the two reads, so the run no longer waits.
         run = _run.first(run.user_id, run.pk) or run
     # The run's row has the number of calls; most runs have none, and so need no query.
-    calls = _calls(run.pk) if run.tool_invocation_count else []
-    vars(run).update(calls=calls, pending_waitpoints=pending)
+    vars(run).update(calls=_calls(run.pk) if run.tool_invocation_count else [], pending_waitpoints=pending)
     return run
 
 
@@ -143,8 +142,7 @@ def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -
 def _chat_of(user_id: int, chat_id: str, *, locked: bool = False) -> Chat:
     found = None
     if is_plausible_id(chat_id):
-        locked_chat = locking(user_id, chat_id).annotate(balance=BALANCE)
-        found = locked_chat.first() if locked else _chat.first(user_id, chat_id)
+        found = locking(user_id, chat_id).annotate(balance=BALANCE).first() if locked else _chat.first(user_id, chat_id)
     if found is None:
         raise NotFound
     return found
@@ -232,8 +230,7 @@ def _replace(replaced: Run, by: str) -> None:
     later = Run.objects.filter(chat=replaced.chat_id, created_at__gte=replaced.created_at)
     later.filter(Q(replaced_by=None) | Q(pk=replaced.pk)).update(replaced_by=by)
     # A second statement: it also sees an assistant's message that was added while the first one waited.
-    messages = Message.objects.filter(run_id__in=later.order_by().values("pk"), replaced=False)
-    messages.update(replaced=True)
+    Message.objects.filter(run_id__in=later.order_by().values("pk"), replaced=False).update(replaced=True)
 
 
 def _take_from_agent(run: Run, agent: models.AgentVersion) -> None:
@@ -267,7 +264,7 @@ def stop_runs_of(user_id: int) -> list[str]:
     return list(live.values_list("pk", flat=True))
 
 
-def respond(waitpoint: Waitpoint, body: dict[str, Any]) -> Waitpoint:
+def respond(waitpoint: Waitpoint, body: Any) -> Waitpoint:
     """Answer a waitpoint. The first answer counts; a resolved waitpoint is returned as it is, whatever the body. Raises
     ValidationFailed or DRF's ValidationError if the body does not answer the pending waitpoint.
     """

@@ -87,8 +87,7 @@ class ChatRunViewSet(RunActions):
     queryset_for = staticmethod(chats_of)
 
     def list(self, request: Request, chatId: str) -> Response:
-        chat = self.get_object()
-        return self.filtered_page(services.summaries_of(request.user).filter(chat=chat))
+        return self.filtered_page(services.summaries_of(request.user).filter(chat=self.get_object()))
 
     def prepare(self) -> None:
         if self.action != "create":
@@ -122,8 +121,7 @@ class WaitpointViewSet(ServiceViewSet):
 
     @extend_schema(request=WAITPOINT_ANSWER)
     def respond(self, request: Request, waitpointId: str) -> Response:
-        body: Any = request.data or {}
-        waitpoint = self.get_serializer(services.respond(self.get_object(), body)).data
+        waitpoint = self.get_serializer(services.respond(self.get_object(), request.data or {})).data
         return Response(waitpoint if self.has_scope("runs:read") else serializers.waitpoint_without_text(waitpoint))
 
 
@@ -137,8 +135,7 @@ class ToolInvocationViewSet(ServiceViewSet):
 
     @extend_schema(request=CallResultInput)
     def submit(self, request: Request, toolInvocationId: str) -> Response:
-        body: Any = request.data or {}
-        call = self.get_serializer(services.submit_result(self.get_object(), body)).data
+        call = self.get_serializer(services.submit_result(self.get_object(), request.data or {})).data
         return Response(call if self.has_scope("runs:read") else invocation_without_text(call))
 
 
