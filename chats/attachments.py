@@ -222,13 +222,11 @@ def _why_unusable(attachment: Attachment | None, replaced: set[str], named_befor
 
 def use(attachments: Sequence[Attachment], message_id: str) -> None:
     """Attach the result of ``lock_usable`` in this order. A replaced message keeps its own: they are copied."""
-    copies, unused = list[Attachment](), list[Attachment]()
+    copies = [attachment for attachment in attachments if attachment.message_id is not None]
+    unused = [attachment for attachment in attachments if attachment.message_id is None]
+    for copy in copies:
+        copy.copy_of, copy.pk = _original(copy), new_id("att")
     for position, attachment in enumerate(attachments):
-        if attachment.message_id is not None:
-            attachment.copy_of, attachment.pk = _original(attachment), new_id("att")
-            copies.append(attachment)
-        else:
-            unused.append(attachment)
         attachment.message_id, attachment.position = message_id, position
     Attachment.objects.bulk_update(unused, ["message_id", "position"])
     Attachment.objects.bulk_create(copies)
