@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.core.validators import RegexValidator
-from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema_field
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.serializers import CharField, ChoiceField, DictField, IntegerField, ListField, SerializerMethodField
 
@@ -25,14 +25,8 @@ OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
 WHY: dict[str, Any] = {"min_length": 1, "max_length": 1000, "trim_whitespace": False}
 
 
-class ProgressSerializer(CamelSerializer):
-    fraction = serializers.FloatField(min_value=0, max_value=1, allow_null=True, help_text="How much is done.")
-    message = CharField(allow_null=True, help_text="What is being done.")
-    at = TimestampField(help_text="When the tool said so.")
-
-
 class ToolInvocationSerializer(CamelSerializer):
-    """Needs a call of ``services.shown_calls``."""
+    """Needs a call of ``services.shown_calls``. ``openapi.yaml`` has the schema of the progress."""
 
     id = CharField()
     agent_run_id = CharField(source="run_id", help_text="The run that made the call.")
@@ -68,7 +62,7 @@ class ToolInvocationSerializer(CamelSerializer):
     created_at = TimestampField()
     updated_at = TimestampField()
 
-    @extend_schema_field(ProgressSerializer(allow_null=True))
+    @extend_schema_field({"oneOf": [{"$ref": "#/components/schemas/Progress"}, {"type": "null"}]})
     def get_progress(self, call: Any) -> dict[str, Any] | None:
         return call.progress if call.awaiting else None
 
@@ -149,69 +143,9 @@ class CallResultInput(CamelSerializer):
         return values
 
 
-class CreditApprovalQuestion(CamelSerializer):
-    tool_name = CharField(help_text="The tool that the model wants to call, or `model` for a turn.")
-    estimated_credits = CreditsNumberField(
-        help_text="The most that the call may cost, in credits; with a `reason`, the least that the next step needs."
-    )
-    threshold = CreditsNumberField(help_text="The threshold of the run, in credits; with a `reason`, what is left.")
-    tool_invocation_id = CharField(allow_null=True, help_text="The call; null for a turn.")
-    reason = ChoiceField(
-        choices=["INSUFFICIENT_CREDITS", "BUDGET_EXCEEDED"],
-        required=False,
-        help_text="Only of a run that waits for credits: what is not enough for the next step.",
-    )
-    top_up_url = CharField(**OPTIONAL, help_text="With a `reason`: where the user buys credits, or null.")
-    input = DictField(
-        allow_null=True, help_text="The arguments of the call. Null in a list of runs if they have more than 8 KiB."
-    )
-
-
-class ClarificationQuestion(CamelSerializer):
-    question = CharField(help_text="The question of the agent.")
-    options = ListField(child=CharField(), required=False, help_text="Answers that the agent suggests.")
-    tool_invocation_id = CharField(required=False, help_text="The call whose tool asks for data that fits `schema`.")
-    schema = DictField(
-        **OPTIONAL,
-        help_text="The JSON Schema of the answer's `data`. Null in a list of runs if it has more than 8 KiB.",
-    )
-
-
-class CreditApprovalResolution(CamelSerializer):
-    approved = serializers.BooleanField(help_text="Whether the call was approved.")
-    reason = CharField(required=False, help_text="The reason that the answer gave.")
-    by = ChoiceField(
-        choices=["grant", "refund", "adjustment", "release"],
-        required=False,
-        help_text="What made the credits reach, of a run that waited for them, if nobody answered.",
-    )
-    max_credits = CreditsNumberField(required=False, help_text="The higher budget that the answer gave.")
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-class ClarificationResolution(CamelSerializer):
-    answer = CharField(help_text="The answer to a question without a `schema`.")
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-class FormResolution(CamelSerializer):
-    data = DictField(  # type: ignore[assignment]  # DRF moves the fields away from their class
-        help_text="The answer to a question with a `schema`."
-    )
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-class FormRefusal(CamelSerializer):
-    declined = serializers.BooleanField(help_text="True: the tool gets no data.")
-    responded_at = TimestampField(help_text="When the answer was given.")
-
-
-RESOLUTIONS = [CreditApprovalResolution, ClarificationResolution, FormResolution, FormRefusal]
-QUESTION = PolymorphicProxySerializer("WaitpointRequestPayload", [CreditApprovalQuestion, ClarificationQuestion], None)
-RESOLUTION = PolymorphicProxySerializer("WaitpointResolvedPayload", RESOLUTIONS, None, allow_null=True)
-
-
 class WaitpointSerializer(CamelSerializer):
+    """``openapi.yaml`` has the schemas of the payloads."""
+
     id = CharField()
     agent_run_id = CharField(source="run_id", help_text="The run that waits.")
     kind = ChoiceField(
@@ -226,7 +160,7 @@ class WaitpointSerializer(CamelSerializer):
     expires_at = TimestampField(help_text="Until when an answer is accepted.")
     resolved_at = TimestampField(allow_null=True, help_text="When the waitpoint was answered or expired, or null.")
 
-    @extend_schema_field(QUESTION)
+    @extend_schema_field({"$ref": "#/components/schemas/WaitpointRequestPayload"})
     def get_request_payload(self, waitpoint: Any) -> dict[str, Any]:
         payload: dict[str, Any] = waitpoint.request_payload
         if waitpoint.kind != WaitpointKind.CREDIT_APPROVAL:
@@ -238,7 +172,7 @@ class WaitpointSerializer(CamelSerializer):
             **{name: payload[name] for name in ("toolInvocationId", "input", "reason", "topUpUrl") if name in payload},
         }
 
-    @extend_schema_field(RESOLUTION)
+    @extend_schema_field({"oneOf": [{"$ref": "#/components/schemas/WaitpointResolvedPayload"}, {"type": "null"}]})
     def get_resolved_payload(self, waitpoint: Any) -> dict[str, Any] | None:
         return waitpoint.resolved_payload
 
