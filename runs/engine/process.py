@@ -21,7 +21,6 @@ from config.limits.share import Share, Threads
 from runs import catalogue, metrics
 from runs.catalogue.providers import Server
 from runs.llm import limits
-from runs.llm.limits import Demand
 from runs.models import Run, ToolInvocation
 from runs.tools.base import ToolContext
 
@@ -197,16 +196,15 @@ class ModelPlaces:
         if not server.is_limited:
             self._answer(provider, dict.fromkeys(provider.lines))
             return
-        waiting = {str(user_id): len(line) for user_id, line in provider.lines.items()}
-        demand = Demand(self.id, provider.working, waiting)
+        working, waiting = provider.working, {str(user_id): len(line) for user_id, line in provider.lines.items()}
         begun = time.monotonic()
-        renews = provider.working and begun >= provider.renew_at
-        if not (waiting or renews or demand.working != provider.said):
+        renews = working and begun >= provider.renew_at
+        if not (waiting or renews or working != provider.said):
             return
-        take = asyncio.get_running_loop().run_in_executor(self.thread, attempt, limits.take, server, demand)
-        granted = await take
+        loop = asyncio.get_running_loop()
+        granted = await loop.run_in_executor(self.thread, attempt, limits.take, server, self.id, working, waiting)
         provider.renew_at = begun + limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
-        provider.said = demand.working + sum(granted.values())
+        provider.said = working + sum(granted.values())
         self._answer(provider, {int(user_id): count for user_id, count in granted.items()})
 
     def _answer(self, provider: _Provider, counts: Mapping[int, int | None], *, may_begin: bool = True) -> None:

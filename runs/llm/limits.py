@@ -4,7 +4,7 @@ begin. It reports absolute numbers, so the next report corrects a lost answer. A
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
@@ -25,22 +25,16 @@ Document = dict[str, Any]
 Granted = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A process's report: the number of requests that it makes now, and the number that wait, by user id."""
-
-    process: str
-    working: int
-    waiting: dict[str, int]
-
-
-def share_out(document: Document, server: Server, demand: Demand, now: float) -> tuple[Document, Granted]:
-    """The next document, and the number of requests of ``demand`` that may begin, by user. Free places go to one user
-    after another. If the next user waits in another process, the place is left for that process, which asks soon.
+def share_out(
+    document: Document, server: Server, process: str, working: int, waiting: Mapping[str, int], now: float
+) -> tuple[Document, Granted]:
+    """The next document, and the number of requests that may begin, by user. A process reports how many requests it
+    makes now, and how many wait, by user id. Free places go to one user after another. If the next user waits in
+    another process, the place is left for that process, which asks soon.
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
-    processes.pop(demand.process, None)
-    wanted = Counter(demand.waiting)
+    processes.pop(process, None)
+    left, wanted, granted = Counter(waiting), Counter(waiting), Counter[str]()
     for report in processes.values():
         if report["waits_until"] > now:
             wanted.update(report["waiting"])
@@ -50,17 +44,16 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
 
     free = float("inf")
     if server.max_concurrent:
-        free = server.max_concurrent - demand.working - sum(report["working"] for report in processes.values())
+        free = server.max_concurrent - working - sum(report["working"] for report in processes.values())
     if server.requests_per_minute:
         free = min(free, server.requests_per_minute - sum(count for _, count in buckets))
-    waiting, granted = Counter(demand.waiting), Counter[str]()
     turns = deque(line)
     while free > 0 and turns:
         user = turns.popleft()
         free -= 1
         wanted[user] -= 1
-        if waiting[user]:
-            waiting[user] -= 1
+        if left[user]:
+            left[user] -= 1
             granted[user] += 1
             line[user] = line.pop(user)  # the user goes to the end of the line
         if wanted[user]:
@@ -69,19 +62,19 @@ def share_out(document: Document, server: Server, demand: Demand, now: float) ->
         second = now // 1
         before = buckets.pop()[1] if buckets and buckets[-1][0] == second else 0
         buckets.append([second, before + granted.total()])
-    processes[demand.process] = {
-        "working": demand.working + granted.total(),
+    processes[process] = {
+        "working": working + granted.total(),
         "until": now + MODEL_PLACES_LEASE_SECONDS,
-        "waiting": +waiting,
+        "waiting": +left,
         "waits_until": now + VALID_POLLS * MODEL_PLACES_POLL_SECONDS,
     }
     return {"processes": processes, "line": list(line), "buckets": buckets}, dict(granted)
 
 
 @transaction.atomic
-def take(server: Server, demand: Demand) -> Granted:
+def take(server: Server, process: str, working: int, waiting: Mapping[str, int]) -> Granted:
     """The number of requests that may begin, by user."""
     row, _ = ProviderUse.objects.select_for_update(no_key=True).get_or_create(provider=server.name)
-    document, granted = share_out(row.document, server, demand, clock.now().timestamp())
+    document, granted = share_out(row.document, server, process, working, waiting, clock.now().timestamp())
     ProviderUse.objects.filter(pk=row.pk).update(document=document)
     return granted

@@ -8,7 +8,7 @@ from runs.catalogue.providers import Server
 from runs.errors import FailureReason
 from runs.llm import limits, refusals
 from runs.llm.base import ModelError
-from runs.llm.limits import Demand, share_out
+from runs.llm.limits import share_out
 
 PASSING = FailureReason.PROVIDER_UNAVAILABLE
 REFUSAL = FailureReason.REQUEST_REFUSED
@@ -67,8 +67,8 @@ class Installation:
         waiting = self.waiting.setdefault(process, [])
         working = self.working.setdefault(process, [])
         waiting += users
-        demand = Demand(process, len(working), {user: waiting.count(user) for user in waiting})
-        self.document, granted = share_out(self.document, self.server, demand, self.now)
+        demand = process, len(working), {user: waiting.count(user) for user in waiting}
+        self.document, granted = share_out(self.document, self.server, *demand, self.now)
         begin = [user for user, count in granted.items() for _ in range(count)]
         for user in begin:
             waiting.remove(user)
@@ -178,11 +178,11 @@ def test_a_lost_document_is_said_again():
 def test_a_lost_answer_loses_no_place():
     """The process never learned of its place, and says again that none of its requests is at work."""
     installation = Installation(max_concurrent=1)
-    demand = Demand("p1", 0, {"ada": 1})
-    installation.document, granted = share_out({}, installation.server, demand, installation.now)
+    demand = "p1", 0, {"ada": 1}
+    installation.document, granted = share_out({}, installation.server, *demand, installation.now)
     assert granted == {"ada": 1}
     assert installation.ask("p2", "bob") == []
-    installation.document, granted = share_out(installation.document, installation.server, demand, installation.now)
+    installation.document, granted = share_out(installation.document, installation.server, *demand, installation.now)
     assert granted == {}  # it is Bob's turn now
     assert installation.ask("p2") == ["bob"]
 

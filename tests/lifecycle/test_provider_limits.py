@@ -14,7 +14,6 @@ from runs.errors import FailureReason
 from runs.llm import limits as limits_of_providers
 from runs.llm.base import ModelError
 from runs.llm.demo import DemoModel
-from runs.llm.limits import Demand
 from runs.models import AgentModel, ModelAttempt, Provider, ProviderUse
 from tests import factories
 from tests.driver import Driver, InProcess, until
@@ -289,8 +288,7 @@ def test_the_document_is_locked_while_it_changes(transactional_db):
     granted: list[int] = []
 
     def ask(number: int) -> None:
-        demand = Demand(f"p{number}", 0, {f"u{number}": 2})
-        granted.append(sum(limits_of_providers.take(server, demand).values()))
+        granted.append(sum(limits_of_providers.take(server, f"p{number}", 0, {f"u{number}": 2}).values()))
         connection.close()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
