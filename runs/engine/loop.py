@@ -184,7 +184,7 @@ async def _record_failure(
     again = error.reason is FailureReason.CONTEXT_TOO_LONG and can_shorten(session, model)
     attempt = failed_request(session, model, error, started_at, chain, again=again)
     if not attempt.next_model:
-        raise RunFailed(error.code, error.message, attempt)
+        raise RunFailed(error.reason.code, error.message, attempt)
     lifecycle.crash_point("before_failed_attempt")
     await session.end_request(attempt)
     session.too_dear.clear()  # credits or prices can have changed meanwhile

@@ -161,11 +161,6 @@ class ModelError(Exception):
         self.detail = shorten(clean_text(detail), ERROR_MESSAGE_MAX_CHARS)
         super().__init__(self.message)
 
-    @property
-    def code(self) -> str:
-        """The ``errorCode`` of a run that fails with it."""
-        return self.reason.code
-
 
 class ModelClient(Protocol):
     """A client of one server. Its constructor takes the ``Server``."""

@@ -147,7 +147,7 @@ def test_sleep_counts_towards_the_time_limit_of_the_turn(settings, naps):
     settings.MODEL_TIMEOUT_SECONDS = 10
 
     assert turn("/wait 10").usage
-    assert failure("/wait 6\n/wait 6").code == "MODEL_TIMEOUT"
+    assert failure("/wait 6\n/wait 6").reason.code == "MODEL_TIMEOUT"
     assert naps == [10, 6, 4]
 
 
@@ -205,7 +205,7 @@ def test_usage_is_estimated_from_the_text_without_a_usage_line():
 def test_invalid_line_fails_the_turn_and_names_the_remedy(line: str, remedy: str):
     error = failure(f"/say never said\n\n{line}")
 
-    assert error.code == "MODEL_ERROR"
+    assert error.reason.code == "MODEL_ERROR"
     assert "Line 3" in error.message
     assert remedy in error.message
 

@@ -235,7 +235,7 @@ SHAPES = ["", "text", "object", "detail", "detail_list", "message_detail", "arra
 def test_a_request_that_is_too_long_is_known_by_the_words_of_all_servers(turn, code: int, says: str):
     with pytest.raises(ModelError) as caught:
         turn(f"status={code}&says={says.replace('+', '%2B')}")
-    assert (caught.value.reason, caught.value.code) == (Reason.CONTEXT_TOO_LONG, "CONTEXT_LENGTH_EXCEEDED")
+    assert (caught.value.reason, caught.value.reason.code) == (Reason.CONTEXT_TOO_LONG, "CONTEXT_LENGTH_EXCEEDED")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
