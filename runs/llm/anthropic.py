@@ -20,10 +20,6 @@ EFFORTS = {"minimal": "low"}
 
 
 class AnthropicTurn(TurnReader):
-    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
-        super().__init__(request, secrets)
-        self._thinking: dict[Any, dict[str, Any]] = {}
-
     def read(self, event: dict[str, Any]) -> str:
         match event.get("type"):
             case "content_block_delta":
@@ -54,8 +50,8 @@ class AnthropicTurn(TurnReader):
         elif block["type"] in THINKING:
             # The start of a block can be empty; then the answer has not begun.
             self.grow(block.get("thinking") or block.get("data") or "", kept=len(to_text(block)))
-            self._thinking[index] = dict(block)
-            self.keep(self._thinking[index])
+            self.thoughts[index] = dict(block)
+            self.keep(self.thoughts[index])
         elif block["type"] == "text":
             return self.text(block.get("text") or "")
         return ""
@@ -66,10 +62,10 @@ class AnthropicTurn(TurnReader):
             return self.text(delta["text"])
         if kind == "input_json_delta" and index in self.calls:
             self.add_arguments(self.calls[index], delta["partial_json"])
-        elif kind in ("thinking_delta", "signature_delta") and index in self._thinking:
+        elif kind in ("thinking_delta", "signature_delta") and index in self.thoughts:
             field = kind.removesuffix("_delta")
             self.grow(delta[field])
-            block = self._thinking[index]
+            block = self.thoughts[index]
             block[field] = block.get(field, "") + delta[field]
         return ""
 

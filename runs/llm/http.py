@@ -27,8 +27,7 @@ from runs.tokens import TextSize
 
 # Bytes that are read before other runs of the event loop continue: a chunk can have tens of thousands of events.
 BYTES_AT_ONCE = 8 * 1024
-# The most events that add nothing to the answer, such as pings, and reasoning that is not recorded.
-EVENTS_MAX = 200_000
+EVENTS_MAX = 200_000  # the most events that add nothing to the answer, such as pings
 ERROR_BODY_MAX_BYTES = 16 * 1024
 ERROR_BODY_SECONDS = 5.0  # the status is known before the body, which only explains it
 DOCUMENT_MAX_BYTES = 4 * 1024 * 1024
@@ -69,7 +68,8 @@ class TurnReader(ABC):
         self.counts = Counter[str]()  # the counts that the provider has reported, by the names of ``Usage``
         self.reasoning: list[dict[str, Any]] = []
         self._calls: list[Call] = []
-        self.calls: dict[Any, Any] = {}  # the calls by the key with which the provider distinguishes them
+        # The calls and the items of reasoning by the keys with which the provider distinguishes them.
+        self.calls, self.thoughts = dict[Any, Any](), dict[Any, dict[str, Any]]()
         self.characters = 0
         self._size = TextSize()
         self._passed_on = 0
@@ -273,34 +273,37 @@ class HttpModel(ABC):
             finally:
                 if not response.content.at_eof():
                     response.close()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _failed(FailureReason.PROVIDER_UNREACHABLE, error) from None
-        except aiohttp.ClientResponseError as error:
-            raise _failed(FailureReason.MALFORMED_ANSWER, error) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _failed(FailureReason.CONNECTION_LOST, error) from None
+            reason = FailureReason.CONNECTION_LOST
+            if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+                reason = FailureReason.PROVIDER_UNREACHABLE
+            elif isinstance(error, aiohttp.ClientResponseError):
+                reason = FailureReason.MALFORMED_ANSWER
+            # Without the error's text, which contains addresses and headers.
+            raise ModelError(reason, detail=type(error).__name__) from None
 
     async def _texts(
         self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
         """The texts of the answer. Some servers send a document instead of a stream, whatever their Content-Type is."""
         decoder, document = SseDecoder(), bytearray()
-        read = events = 0
+        events, is_stream = 0, False
         chunks = response.content.iter_any()
         while not reader.ended and (chunk := await deadlines.next(chunks, reader.complete())) is not None:
             for first in range(0, len(chunk), BYTES_AT_ONCE):
                 if first:
                     await asyncio.sleep(0)
                 piece = chunk[first : first + BYTES_AT_ONCE]
-                if document or (decoder.is_fresh and piece.lstrip()[:1] in (b"{", b"[")):
+                if document or (not is_stream and piece.lstrip()[:1] in (b"{", b"[")):
                     document += piece
                     earn(response, len(piece))
                     if len(document) > DOCUMENT_MAX_BYTES:
                         raise ModelError(FailureReason.MALFORMED_ANSWER, detail="The answer is too long.")
                     continue
-                found = decoder.feed(piece)
-                earn(response, decoder.total_bytes - read)
-                read, events = decoder.total_bytes, events + len(found)
+                is_stream = is_stream or not piece.isspace()
+                found, size = decoder.feed(piece)
+                earn(response, size)
+                events += len(found)
                 if events > EVENTS_MAX + reader.characters:
                     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
                 texts, failed = list[str](), None
@@ -352,8 +355,3 @@ async def _error_body(response: aiohttp.ClientResponse) -> bytes:
                 if len(body) > ERROR_BODY_MAX_BYTES:
                     break
     return bytes(body)
-
-
-def _failed(reason: FailureReason, error: Exception) -> ModelError:
-    """The texts of the exceptions are left out, because they contain addresses and headers."""
-    return ModelError(reason, detail=type(error).__name__)

@@ -15,8 +15,7 @@ from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelReque
 from runs.tools import schema
 from runs.tools.base import clean_text
 
-# Bytes of one event in the answer of a provider; a longer one is a `MODEL_ERROR`.
-MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024
+MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024  # of one event in the answer of a provider; a longer one is a `MODEL_ERROR`
 LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 DEPTH_MAX = 32  # the most levels of an item of reasoning; known items have four
 ACCEPTED = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,28 +39,27 @@ class SseDecoder:
         self._data: list[bytes] = []
         # The bytes of the lines in ``_data``, with their field names: a line without a value takes memory, too.
         self._data_bytes = 0
-        self.total_bytes = 0  # the bytes of all lines of data, with their field names
-        self.is_fresh = True  # whether only white space was fed so far
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of each event that this chunk completes. Raises ModelError if an event is too long."""
-        self.is_fresh = self.is_fresh and chunk.isspace()
+    def feed(self, chunk: bytes) -> tuple[list[bytes], int]:
+        """The data of each event that this chunk completes, and the bytes of its whole lines of data. Raises ModelError
+        if an event is too long.
+        """
         self._rest += chunk
-        events: list[bytes] = []
+        events, size = list[bytes](), 0
         if b"\n" in chunk:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:
                 if line.startswith(b"data:"):
                     self._data.append(bytes(line[5:].strip()))
                     self._data_bytes += len(line) + 1
-                    self.total_bytes += len(line)
+                    size += len(line)
                 elif self._data and not line.rstrip(b"\r"):
                     events.append(b"\n".join(self._data))
                     self._data.clear()
                     self._data_bytes = 0
         if len(self._rest) + self._data_bytes > MODEL_EVENT_MAX_BYTES:
             raise ModelError(FailureReason.MALFORMED_ANSWER, detail="An event is too long.")
-        return events
+        return events, size
 
 
 def join_surrogates(text: str) -> str:
