@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from django.conf import settings
@@ -27,14 +27,11 @@ from runs import metrics
 from runs.streams import reads
 from runs.streams.reads import Event
 
-# Interval of the comment lines that keep a silent stream open.
+# Intervals at which a silent stream gets a comment line, which keeps it open; at which the credential of an open stream
+# is checked again; and at which runs with open streams are read, in addition to wake-ups or while Redis sends none.
 STREAM_HEARTBEAT_SECONDS = 15
-# Interval at which the credential of an open stream is checked again.
 STREAM_AUTH_SECONDS = 10
-# Interval at which runs with open streams are read from the database, in addition to wake-ups.
-STREAM_CHECK_SECONDS = 2
-# The same interval while Redis sends no wake-ups.
-STREAM_POLL_SECONDS = 0.2
+STREAM_CHECK_SECONDS, STREAM_POLL_SECONDS = 2, 0.2
 STREAM_DB_THREADS = 2
 
 logger = logging.getLogger(__name__)
@@ -67,20 +64,17 @@ class Opening:
     place: str | None = None
 
 
+@dataclass(eq=False, slots=True)
 class Channel:
     """One run with open streams. ``events``: its latest events up to ``last``, as many as are kept."""
 
-    __slots__ = ("events", "final", "gone", "last", "news", "run_id", "size", "streams")
-
-    def __init__(self, opening: Opening) -> None:
-        self.run_id = opening.run_id
-        self.last = opening.last
-        self.final = opening.last if opening.over else None
-        self.events: deque[Event] = deque()
-        self.size = 0
-        self.gone = False
-        self.streams: set[Stream] = set()
-        self.news = asyncio.Event()
+    run_id: str
+    last: int
+    final: int | None  # after this index, no event comes
+    events: deque[Event] = field(default_factory=deque)
+    size: int = 0
+    streams: set[Stream] = field(default_factory=set)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, event: Event) -> None:
         self.events.append(event)
@@ -98,12 +92,6 @@ class Channel:
     def wake(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
-
-    def kept_after(self, position: int) -> list[Event] | None:
-        """The events after ``position``; None if the channel no longer keeps all of them."""
-        if not self.events or self.events[0].index > position + 1:
-            return None
-        return [event for event in self.events if event.index > position]
 
 
 class Stream:
@@ -123,13 +111,14 @@ class Stream:
         if not self.started:
             self.started = True
             return []
-        while not (self.closed or self.channel.gone):
-            channel = self.channel
+        channel = self.channel
+        while not self.closed:
             if channel.final is not None and self.position >= channel.final:
                 return None
             if self.position < channel.last:
-                events = channel.kept_after(self.position)
-                if events is None:
+                if channel.events and channel.events[0].index <= self.position + 1:
+                    events = [event for event in channel.events if event.index > self.position]
+                else:
                     events = await self.hub.ask(reads.page, channel.run_id, self.position)
                 if not events:
                     return None  # the run was deleted
@@ -184,7 +173,9 @@ class Hub:
     def join(self, opening: Opening) -> Stream:
         channel = self.channels.get(opening.run_id)
         if channel is None:
-            channel = self.channels[opening.run_id] = Channel(opening)
+            channel = self.channels[opening.run_id] = Channel(
+                opening.run_id, opening.last, opening.last if opening.over else None
+            )
         stream = Stream(self, channel, opening)
         channel.streams.add(stream)
         self.count += 1
@@ -251,7 +242,7 @@ class Hub:
             found = await self.ask(reads.positions, list(asked))
             for run_id, channel in asked.items():
                 if run_id not in found:
-                    channel.gone = True
+                    channel.final = 0  # the run was deleted
                     channel.wake()
                 elif found[run_id] > channel.last:
                     self._note(run_id)
