@@ -7,6 +7,7 @@ belongs here only if ``benchmarks/queries.py`` shows what it saves (docs/decisio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections, models
@@ -18,7 +19,8 @@ WIDE = {"smallint": "bigint", "integer": "bigint"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Statement:
+class _Statement(Generic[M]):
+    model: type[M]
     sql: str
     # The parameters: each is the index of an argument, or, if that is None, a constant.
     template: tuple[tuple[int | None, Any], ...]
@@ -35,31 +37,30 @@ class CompiledQuery(Generic[M]):
 
     def __init__(self, build: Callable[..., QuerySet[M]], *kinds: type[int] | type[str]) -> None:
         self.build, self.kinds = build, kinds
-        self.model: type[M]
-        self.statements: dict[str, _Statement] = {}
 
     def __call__(self, *arguments: int | str) -> list[M]:
         database = connections[DEFAULT_DB_ALIAS]
-        statement = self.statements.get(database.vendor) or self._compile()
+        statement = self._statement
         parameters = [value if index is None else arguments[index] for index, value in statement.template]
         return [self._instance(statement, row, database) for row in read(statement.sql, parameters)]
 
     def first(self, *arguments: int | str) -> M | None:
         return next(iter(self(*arguments)), None)
 
-    def _instance(self, statement: _Statement, row: Sequence[Any], database: Any) -> M:
+    def _instance(self, statement: _Statement[M], row: Sequence[Any], database: Any) -> M:
         if statement.converters:
             row = list(row)
             for index, converters, expression in statement.converters:
                 for convert in converters:
                     row[index] = convert(row[index], expression, database)
         # Like Model.from_db, without signals and without the check of each field for a default.
-        instance, state = self.model.__new__(self.model), ModelState()
+        instance, state = statement.model.__new__(statement.model), ModelState()
         state.db, state.adding = database.alias, False
         vars(instance).update(zip(statement.names, row, strict=False), _state=state)
         return instance
 
-    def _compile(self) -> _Statement:
+    @cached_property
+    def _statement(self) -> _Statement[M]:
         # Values that no query has as a constant, to find the positions of the arguments in the parameters.
         marks = [f"\x1f{index}\x1f" if kind is str else -2_147_000_001 - index for index, kind in enumerate(self.kinds)]
         queryset = self.build(*marks)
@@ -75,11 +76,8 @@ class CompiledQuery(Generic[M]):
         converters = compiler.get_converters(expressions)
         if connection.vendor == "postgresql":
             sql = _with_fixed_types(sql, [expression.output_field.db_type(connection) for expression in expressions])
-        self.model = queryset.model
         conversions = tuple((index, *found) for index, found in sorted(converters.items()))
-        statement = _Statement(sql, template, names, conversions)
-        self.statements[connection.vendor] = statement
-        return statement
+        return _Statement(queryset.model, sql, template, names, conversions)
 
 
 def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
