@@ -122,7 +122,7 @@ class _Output:
         self.room = request.max_output_tokens * TOKEN
         self.is_cut = False
         self.reasoning: list[dict[str, Any]] = []
-        self.size, self.reasoning_size = TextSize(), TextSize()
+        self.size = TextSize()
         self.characters = self.lines = self.words = 0
         self.slept = 0.0
 
@@ -144,9 +144,7 @@ class _Output:
                 self.is_cut = True
                 return
             case "/reason":
-                self._check_room(len(text))
                 self.grow(text)
-                self.reasoning_size.add(text)
                 self.reasoning.append({"type": "reasoning", "text": text})
                 return
             case "/flaky":
@@ -179,18 +177,18 @@ class _Output:
 
     def usage(self) -> Usage:
         output = min(self.size.tokens, self.request.max_output_tokens)
-        reasoning = self.reasoning_size.tokens if self.reasoning else 0
+        reasoning = text_size("".join(item["text"] for item in self.reasoning)).tokens if self.reasoning else 0
         return Usage(estimated_tokens(self.request), output, reasoning_tokens=reasoning)
 
     def grow(self, text: str) -> None:
         """Count a text of the answer, which is cut at the request's output limit."""
+        self._check_room(len(text))
         self.request.progress.usage = self.usage
         self.characters += len(text)
         self.size.add(text)
         self.is_cut = self.is_cut or self.size.weight >= self.room
 
     def _delta(self, text: str) -> str:
-        self._check_room(len(text))
         self.grow(text)
         left = self.room - self.size.weight
         return text if left >= 0 else beginning(text, text_size(text).weight + left)
