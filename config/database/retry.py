@@ -22,8 +22,7 @@ CONNECTION_ERRORS = (OperationalError, InterfaceError)
 # PostgreSQL's errors about a single statement: no lock in time, a deadlock, a concurrent change, a cancel.
 STATEMENT_CODES = {"55P03", "40P01", "40001", "57014"}
 WAIT_SECONDS, WAIT_SECONDS_MAX = 0.05, 2.0
-# A thousand runs may fail at every step for hours: a process logs one line in this time.
-LOG_SECONDS = 60.0
+LOG_SECONDS = 60.0  # in which a process logs one line: a thousand runs may fail at every step for hours
 # A success ends an outage if nothing has failed for this time: other connections may still be failing.
 CALM_SECONDS = 5.0
 

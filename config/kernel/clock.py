@@ -13,10 +13,8 @@ from django.utils import timezone
 
 # Seconds after which each process reads the database's clock again; in between it adds the time of its machine.
 DATABASE_CLOCK_SECONDS = 30
-# After an attempt to read the database's time, other threads do not try for these seconds.
-RETRY_SECONDS = 5.0
-# An answer that took longer may be old: the process or the network stood still.
-ANSWER_SECONDS = 1.0
+RETRY_SECONDS = 5.0  # after an attempt to read the database's time, in which other threads do not try
+ANSWER_SECONDS = 1.0  # an answer that took longer may be old: the process or the network stood still
 
 # On Linux, CLOCK_MONOTONIC stands still while the machine is suspended, and the database's clock does not.
 _STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -18,13 +18,11 @@ from simplejson import RawJSON
 from config.kernel import clock
 from config.kernel.errors import DomainError
 
-# Deeper JSON is answered with 400.
-API_MAX_JSON_DEPTH = 64
+API_MAX_JSON_DEPTH = 64  # deeper JSON is answered with 400
 # Limits of numbers: more digits than an amount, an id or a hash has, and the exponents of a double.
 NUMBER_MAX_CHARS = 1000
 EXPONENT_MIN, EXPONENT_MAX = -324, 308
-# The integers of a signed 64-bit column.
-INTEGER_MAX = 2**63
+INTEGER_MAX = 2**63  # the integers of a signed 64-bit column
 # This many values are read or written within a few milliseconds, during which no other thread of the process runs.
 VALUES_MAX = 50_000
 # Numbers with a larger exponent are written with the exponent: all digits could take fifty times the space.

@@ -28,8 +28,7 @@ return 1
 """
 NO_LIMIT = 2**53
 
-# Callers of ``free`` and ``renew`` do not wait for Redis.
-sender = ThreadPoolExecutor(1, "leases")
+sender = ThreadPoolExecutor(1, "leases")  # callers of ``free`` and ``renew`` do not wait for Redis
 
 
 class Lease:

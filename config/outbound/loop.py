@@ -35,8 +35,7 @@ class Loop:
         return await asyncio.wrap_future(self.submit(work))
 
 
-# For all outbound requests and for the streams of a web process.
-shared = Loop()
+shared = Loop()  # for all outbound requests and for the streams of a web process
 
 
 def raise_open_file_limit() -> None:

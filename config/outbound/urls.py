@@ -9,8 +9,7 @@ from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# A server may redirect to any address; reading a very long one would block the event loop.
-URL_MAX_CHARS = 8 * 1024
+URL_MAX_CHARS = 8 * 1024  # a server may redirect to any address: parsing a very long one would block the event loop
 
 
 class RequestFailed(Exception):

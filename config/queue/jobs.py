@@ -12,8 +12,7 @@ from config.database.retry import attempt, is_unavailable, outage
 from config.kernel import clock
 from config.telemetry import metrics
 
-# For this time, a process does not try a row that failed again.
-HOUSEKEEPING_RETRY_SECONDS = 60
+HOUSEKEEPING_RETRY_SECONDS = 60  # for this time, a process does not try a row that failed again
 
 logger = logging.getLogger(__name__)
 

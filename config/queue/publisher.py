@@ -32,10 +32,8 @@ unsent = Counter("nudges_failed", "Messages that the broker did not take; sweeps
 # each nudge of the last message, up to a limit. So few nudges hardly wait, and many need few messages.
 GATHER_SECONDS_PER_NUDGE = 0.005
 GATHER_SECONDS = 0.02
-# Few enough that several workers share a burst evenly.
-MESSAGE_MAX_IDS = 8
-# The time limit for the last items when the process ends.
-FLUSH_SECONDS = 5.0
+MESSAGE_MAX_IDS = 8  # few enough that several workers share a burst evenly
+FLUSH_SECONDS = 5.0  # the time limit for the last items when the process ends
 # Seconds between two wake-ups. The second value applies while no process listens.
 WAKE_SECONDS, IDLE_WAKE_SECONDS = 0.01, 0.1
 

@@ -20,9 +20,8 @@ from runs.tools import files as tool_files
 
 ATTACHMENT_READ_SECONDS = 60  # time in which the files of one turn must be read
 
-# The types that providers accept as they are.
 IMAGE_TYPES = frozenset(tool_files.IMAGE_TYPES)
-FILE_TYPES = frozenset({"application/pdf"})
+FILE_TYPES = frozenset({"application/pdf"})  # providers accept both as they are
 BYTES_PER_CHAR_MAX = 4
 
 
