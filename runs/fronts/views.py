@@ -31,7 +31,7 @@ from runs.fronts.rendering import Facts, Part, Rendering
 from runs.models import Run, ToolInvocation, Waitpoint
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event, existing
-from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, StreamResponse, as_line, opening_of, take_place
+from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, StreamResponse, as_line, take_place
 
 POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
 POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")
@@ -224,9 +224,6 @@ class FrontViewSet(ServiceViewSet):
             run = services.find_run(self.request.user.pk or 0, key)
             key = run.replaced_by if run is not None else None
         return run
-
-    def frames(self, rendering: Rendering, run: Run, after: Position = BEGINNING, **how: Any) -> Frames:
-        return Frames(rendering, opening_of(self.request, run), after, **how)
 
     def open_stream(self, show: Callable[[], Frames]) -> HttpResponseBase:
         """The stream of the frames that ``show`` returns. Its place is taken first: a refused client starts nothing."""

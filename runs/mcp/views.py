@@ -104,11 +104,14 @@ def read_message(body: Any, headers: Mapping[str, str]) -> Message | None:
         raise RpcError(INVALID_PARAMS, "params must be an object.")
     meta = params.get("_meta")
     meta = meta if isinstance(meta, dict) else {}
-    if VERSION_KEY in meta or version == MODERN:
+    is_modern = VERSION_KEY in meta or version == MODERN
+    if is_modern:
         _check_modern(body["method"], params, meta, headers)
-    elif version is not None and version not in LEGACY:
-        raise _unsupported(version)
-    return Message(identifier, body["method"], params, modern=version == MODERN)
+    asked = meta[VERSION_KEY] if is_modern else version
+    if asked not in ([MODERN] if is_modern else [None, *LEGACY]):
+        data = {"supported": VERSIONS, "requested": asked}
+        raise RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
+    return Message(identifier, body["method"], params, is_modern)
 
 
 def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -122,13 +125,6 @@ def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], hea
     for name, value in expected.items():
         if decode_header(headers.get(name)) != value:
             raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
-    if meta[VERSION_KEY] != MODERN:
-        raise _unsupported(meta[VERSION_KEY])
-
-
-def _unsupported(version: Any) -> RpcError:
-    data = {"supported": VERSIONS, "requested": version}
-    return RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
 
 
 def decode_header(value: str | None) -> str | None:

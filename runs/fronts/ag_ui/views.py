@@ -23,7 +23,7 @@ from runs.fronts.ag_ui.events import CAPABILITIES, AgUi, Transcript
 from runs.fronts.rendering import CLIENT, Part
 from runs.fronts.views import Frames, FrontViewSet, frame
 from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointKind, WaitpointStatus
-from runs.streams.views import CONTENT_TYPE, HEADERS
+from runs.streams.views import CONTENT_TYPE, HEADERS, opening_of
 
 # This name stands for a run without an agent.
 DEFAULT = "default"
@@ -210,8 +210,8 @@ class AgUiViewSet(FrontViewSet):
         for number in reversed(range(len(later))):
             other = self.rendering(later[number], rendering.thread, rendering.name, later[number + 1 :])
             other.is_sent = True
-            rest = self.frames(other, later[number], then=rest)
-        return self.frames(rendering, run, (index, 0), continues=True, then=rest)
+            rest = Frames(other, opening_of(self.request, later[number]), then=rest)
+        return Frames(rendering, opening_of(self.request, run), (index, 0), continues=True, then=rest)
 
     def started(self, chat: Chat, key: str, sent: Sent, agent: str | None, **defaults: Any) -> Run:
         if not offers(agent):

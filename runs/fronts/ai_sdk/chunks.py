@@ -209,11 +209,9 @@ def _parts(message: Message, recorded: Recorded) -> list[dict[str, Any]]:
         if text:
             parts.append({"type": "text", "text": text, "state": "done"})
         for number, each in enumerate(shown):
-            if isinstance(each, Waitpoint):
-                parts.append(_own(each))
-                continue
-            parts += [STEP] if _is_beside(each, shown[:number], recorded) else []
-            parts.append(_tool(each, recorded))
+            if isinstance(each, ToolInvocation) and _is_beside(each, shown[:number], recorded):
+                parts.append(STEP)
+            parts.append(_own(each) if isinstance(each, Waitpoint) else _tool(each, recorded))
     return parts
 
 
@@ -236,8 +234,8 @@ def _part(call: Call, is_open: bool, approval: Waitpoint | None, state: dict[str
 
 def _tool(row: ToolInvocation, recorded: Recorded) -> dict[str, Any]:
     call, state = Call.of(row), {"state": "input-available"}
-    approvals = [each for each in recorded.waitpoints_of(row) if each.kind == WaitpointKind.CREDIT_APPROVAL]
-    approval = approvals[-1] if approvals else None
+    asked = reversed(recorded.waitpoints_of(row))
+    approval = next((each for each in asked if each.kind == WaitpointKind.CREDIT_APPROVAL), None)
     if not row.is_open:
         state = ended_as(call, row.status, ToolInvocationSerializer(row).data["result"], row.error_message)
     elif approval is not None and row.status == InvocationStatus.PENDING:

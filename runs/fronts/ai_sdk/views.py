@@ -30,7 +30,7 @@ from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import CLIENT
 from runs.fronts.views import BEGINNING, LAST_EVENT_ID, POSITION_PARAMETER, Frames, FrontViewSet, Position, position_of
 from runs.models import Run, Waitpoint, WaitpointKind
-from runs.streams.views import CONTENT_TYPE
+from runs.streams.views import CONTENT_TYPE, opening_of
 
 FILE_NAME_MAX_CHARS = 255
 # RFC 2397.
@@ -159,7 +159,7 @@ class AiSdkViewSet(FrontViewSet):
     stream_headers = {"x-vercel-ai-ui-message-stream": "v1"}
 
     def shown(self, run: Run, after: Position = BEGINNING, *, continues: bool = False) -> Frames:
-        return self.frames(Chunks(run), run, after, continues=continues)
+        return Frames(Chunks(run), opening_of(self.request, run), after, continues=continues)
 
     @extend_schema(request=None, responses={(200, CONTENT_TYPE): CHUNKS})
     def create(self, request: Request) -> HttpResponseBase:
