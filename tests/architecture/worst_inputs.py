@@ -149,6 +149,7 @@ PATTERNS: dict[str, list[Work] | str] = {
     "config/urls.py: urlpatterns": FIXED,
     "runs/catalogue/__init__.py: REFERENCE": around(catalogue.REFERENCE.fullmatch, BODY, "a", "a@1"),
     "runs/catalogue/rules.py: TOOL_NAME": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
+    "runs/catalogue/agents.py: name": around(rules.TOOL_NAME.fullmatch, BODY, "a"),
     "runs/catalogue/rules.py: VARIABLE": around(variables, BODY, "${", "$${", "$", "${}"),
     "runs/catalogue/entries.py: new_variable": OUR_TEXT,
     "runs/catalogue/rules.py: _variable": FIXED,
