@@ -6,7 +6,7 @@ hang never take the last free slots, however many they are.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -162,23 +162,18 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     endpoints = {endpoint.pk: endpoint for endpoint in sendable.select_for_update(no_key=True, skip_locked=True)}
     if not endpoints:
         return []
-    due = _due_ids(endpoints, allowances, now)
+    sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
+    most, moment = max(concurrency(False), concurrency(True)), connection.ops.adapt_datetimefield_value(now)
+    due: list[str] = []
+    with connection.cursor() as cursor:
+        # Under the lock, attempts are counted again: no other process can claim meanwhile.
+        cursor.execute(sql, [most, moment, array(endpoints)])
+        for endpoint_id, keys, in_flight, of_installation in cursor.fetchall():
+            allowed = min(concurrency(of_installation) - in_flight, allowances[endpoint_id])
+            due += (keys or "").split()[: max(allowed, 0)]
     ready = Delivery.objects.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True)
     deliveries = list(ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk"))
     for delivery in deliveries:
         delivery.endpoint = endpoints[delivery.endpoint_id]
     transitions.claim(deliveries, new_id("clm"), now)
     return [Claim(delivery, now, tick) for delivery in deliveries]
-
-
-def _due_ids(endpoint_ids: Iterable[str], allowances: dict[str, int], moment: datetime) -> list[str]:
-    """The ids to claim. Under the lock, attempts are counted again: no other process can claim meanwhile."""
-    most = max(concurrency(False), concurrency(True))
-    sql = _DUE.format(join="string_agg" if connection.vendor == "postgresql" else "group_concat", any_of=any_of())
-    due: list[str] = []
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [most, connection.ops.adapt_datetimefield_value(moment), array(endpoint_ids)])
-        for endpoint_id, keys, in_flight, of_installation in cursor.fetchall():
-            allowed = min(concurrency(of_installation) - in_flight, allowances[endpoint_id])
-            due += (keys or "").split()[: max(allowed, 0)]
-    return due

@@ -121,8 +121,7 @@ async def try_turn(session: Session) -> None:
     if len(session.journal.turns) >= settings.RUN_TURN_LIMIT:
         message = f"The run reached its limit of {settings.RUN_TURN_LIMIT} turns."
         raise RunFailed(RunError.TURN_LIMIT_EXCEEDED, message)
-    failed = session.journal.failed()
-    if not await session.wait_until(failed[-1].next_at if failed else None):
+    if not await session.wait_for_retry():
         return
     chain = await _chain(session)
     model = _model(session, chain)

@@ -9,7 +9,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -247,8 +247,10 @@ class Session:
         run, waits = self.run, partial(self.db, lifecycle.wait_for_credits, least)
         await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
-    async def wait_until(self, due: datetime | None) -> bool:
+    async def wait_for_retry(self, compaction: int = 0) -> bool:
         """Wait, without a thread, connection or place, until the next request is due. False if the process drains."""
+        failed = self.journal.failed(compaction)
+        due = failed[-1].next_at if failed else None
         while due is not None and (left := (due - clock.now()).total_seconds()) > 0:
             if self.process.draining:
                 return False

@@ -120,7 +120,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
     least_after = requests.least_cost(request_of(session, replace(plan, history=after)))
     while True:
         failed = session.journal.failed(index)
-        if session.process.draining or not await session.wait_until(failed[-1].next_at if failed else None):
+        if session.process.draining or not await session.wait_for_retry(index):
             return False
         # Read again, because staff can have changed them during the wait.
         models = [other for other in _summarisers(session, plan.model) if other.name not in refused]
