@@ -10,11 +10,8 @@ from runs import catalogue
 from runs.catalogue.rules import fits
 from runs.tools.schema import check_output_schema, check_sent_schema
 
-OUTPUT_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "object", "description": "The output is an object."}},
-    "required": ["type"],
-}
+OUTPUT_TYPE = {"const": "object", "description": "The output is an object."}
+OUTPUT_SCHEMA = {"type": "object", "properties": {"type": OUTPUT_TYPE}, "required": ["type"]}
 
 
 @extend_schema_field({"type": "object", "additionalProperties": {}})

@@ -155,10 +155,7 @@ def _reason(definition: ToolDefinition, body: bytes) -> str:
 
 
 def _result(definition: ToolDefinition, answered: Answer) -> ToolResult:
-    try:
-        answer = parse_value(answered.body, values=VALUES_MAX, any_text=True)
-    except MalformedJSON:
-        answer = decoded(answered.body, answered.headers.get("Content-Type", ""))
+    answer = _value(answered.body, answered.headers.get("Content-Type", ""))
     return read_result(definition.name, definition.price, answer)
 
 
@@ -216,7 +213,7 @@ def is_signed(headers: Mapping[str, str], body: bytes, secret: str, now: float) 
 
 def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> ToolResult | ToolFailure | Parked:
     """The outcome or progress of a call of ``name``, of at most ``price`` micro-credits. Raises ValidationFailed."""
-    value = _value(body, content_type)
+    value = _value(body, content_type, is_strict=True)
     kinds = [kind for kind in ("result", "error", "progress") if kind in value] if isinstance(value, dict) else []
     if len(kinds) > 1:
         raise ValidationFailed({kinds[1]: [f"Send {kinds[0]} or {kinds[1]}, not both."]})
@@ -233,13 +230,13 @@ def read_callback(body: bytes, content_type: str, *, name: str, price: int) -> T
         raise ValidationFailed({"result": [failure.message]}) from None
 
 
-def _value(body: bytes, content_type: str) -> Any:
-    """The JSON value of the body; or its text, if the body does not claim to be JSON."""
+def _value(body: bytes, content_type: str, *, is_strict: bool = False) -> Any:
+    """The JSON value of the body, or else its text; if ``is_strict``, only of a body that does not claim to be JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         return parse_value(body, values=VALUES_MAX, any_text=True)
     except MalformedJSON as error:
-        if not kind.startswith("text/") and (kind.endswith("json") or body.lstrip()[:1] in b'{["'):
+        if is_strict and not kind.startswith("text/") and (kind.endswith("json") or body.lstrip()[:1] in b'{["'):
             raise ValidationFailed({"body": [error.message]}) from None
         return decoded(body, content_type)
 
