@@ -16,7 +16,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.staff.forms import CreditsField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import definitions, rules
-from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
+from runs.catalogue.definitions import ENVIRONMENT, KINDS, PRESETS, Server, address_of, key_variable, problem_of
 from runs.llm.base import ModelError
 from runs.llm.registry import models_of, probe
 from runs.models import AgentModel, Provider

@@ -22,8 +22,7 @@ from config.kernel.encryption import DecryptionFailed
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, rules
-from runs.catalogue.definitions import check_dialect, check_parameters
-from runs.catalogue.providers import KINDS
+from runs.catalogue.definitions import KINDS, check_dialect, check_parameters
 from runs.catalogue.rules import OPTIONAL, VARIABLE, Address, Headers, Object, OneOf, Secret, Text, fits, variables_of
 from runs.catalogue.yaml import Path
 from runs.models import RESERVED_TOOL_NAMES, Agent, AgentModel, AgentVersion, Provider, Tool

@@ -17,8 +17,8 @@ from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
 from config.outbound.urls import same_server
 from runs import catalogue
 from runs.catalogue import rules, yaml
+from runs.catalogue.definitions import problem_of
 from runs.catalogue.entries import ENTRIES, Entry, Given, stored
-from runs.catalogue.providers import problem_of
 from runs.catalogue.rules import Address, variables_of
 from runs.models import AgentModel, Provider
 from runs.tools.base import BUILTIN, shorten

@@ -19,7 +19,7 @@ from django.conf import settings
 from config.database.retry import CONNECTION_ERRORS, attempt, outage, persist
 from config.limits.share import Share, Threads
 from runs import catalogue, metrics
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.llm import limits
 from runs.models import Run, ToolInvocation
 from runs.tools.base import ToolContext

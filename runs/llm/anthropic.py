@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from config.kernel.jsontext import to_text
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import HttpModel, TurnReader
 from runs.llm.wire import arguments_object, file_text, in_order, sampling, sent_id, sent_name

@@ -1,5 +1,5 @@
 """The interface between the engine and language models: the request of a turn, its events and its errors.
-``catalogue.providers`` lists the adapters. None of them blocks the event loop or touches the database.
+``catalogue.definitions`` lists the adapters. None of them blocks the event loop or touches the database.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_value, to_text
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.errors import FailureReason
 from runs.llm import base
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, TurnEnd, Usage, UserMessage

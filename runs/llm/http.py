@@ -15,7 +15,7 @@ import aiohttp
 
 from config.kernel.jsontext import to_text
 from config.outbound.transport import earn
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.errors import FailureReason
 from runs.llm import base
 from runs.llm.base import AssistantMessage, ModelError, ModelEvent, ModelRequest, ToolCall, TurnEnd, Usage

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import transaction
 
 from config.kernel import clock
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.models import ProviderUse
 
 MODEL_PLACES_LEASE_SECONDS = 20  # after this time, a lost worker's places at providers with limits are free

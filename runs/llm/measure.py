@@ -10,8 +10,7 @@ from typing import Any
 
 from chats.files import is_text
 from config.kernel.jsontext import to_text
-from runs.catalogue.definitions import Dialect
-from runs.catalogue.providers import KINDS
+from runs.catalogue.definitions import KINDS, Dialect
 from runs.llm import base
 from runs.llm.base import AssistantMessage, AttachedFile, Message, ModelRequest, ToolMessage, ToolSpec
 from runs.llm.files import accepted_types

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from config.kernel.jsontext import to_text
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.errors import FailureReason
 from runs.llm import base, wire
 from runs.llm.base import AttachedFile, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage

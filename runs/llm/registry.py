@@ -14,8 +14,7 @@ from django.utils.module_loading import import_string
 from config.kernel.jsontext import from_text
 from config.outbound import client as outbound
 from config.outbound.loop import shared
-from runs.catalogue.definitions import ModelDefinition
-from runs.catalogue.providers import KINDS, Server
+from runs.catalogue.definitions import KINDS, ModelDefinition, Server
 from runs.errors import FailureReason
 from runs.llm.base import ModelClient, ModelError, ModelRequest, TurnEnd, UserMessage
 from runs.llm.refusals import refused

@@ -35,7 +35,7 @@ class Provider(models.Model):
     """A server with models. Empty fields of ``openai`` and ``anthropic`` are filled from the environment."""
 
     name = models.CharField(max_length=64, unique=True)
-    kind = models.CharField(max_length=20)  # a name of ``runs.catalogue.providers.KINDS``
+    kind = models.CharField(max_length=20)  # a name of ``runs.catalogue.definitions.KINDS``
     base_url = models.CharField("address", max_length=2048, default="", blank=True)
     # The address in the catalogue file, if it contains a variable.
     base_url_source = models.TextField(default="", blank=True, editable=False)

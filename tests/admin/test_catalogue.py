@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from runs import catalogue
 from runs.admin.providers import ProviderForm
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.models import AgentModel, Provider, Tool
 from tests.admin.conftest import SECRET
 from tests.threads import side_by_side

@@ -8,7 +8,7 @@ from cryptography.fernet import Fernet
 
 from runs import catalogue
 from runs.catalogue import file
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.models import AgentModel, AgentVersion, Provider, Tool
 from runs.tools import builtin
 from tests.catalogue.conftest import EXAMPLE, VARIABLES

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.errors import FailureReason
 from runs.llm import limits, refusals
 from runs.llm.base import ModelError

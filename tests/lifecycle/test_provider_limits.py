@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from runs import catalogue
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.errors import FailureReason
 from runs.llm import limits as limits_of_providers
 from runs.llm.base import ModelError

@@ -24,7 +24,7 @@ from credits import ledger
 from credits.grants import expire_grants
 from credits.models import SETTLEMENTS, SPENDING, Account, LedgerEntry
 from runs import lifecycle
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.engine.requests import Allowance, Short, allow, charge_of, partial_charge
 from runs.events import join_text
 from runs.llm.base import ModelRequest, Usage, UserMessage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config.outbound.transport import close_sessions
-from runs.catalogue.providers import KINDS
+from runs.catalogue.definitions import KINDS
 from runs.llm.registry import client_for
 from tests.llm.helpers import Heard, at, hear, model_of, request_of
 from tests.llm.model_server import ModelServer

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from django.utils.module_loading import import_string
 
-from runs.catalogue.definitions import ModelDefinition, dialect_of
-from runs.catalogue.providers import KINDS, Server
+from runs.catalogue.definitions import KINDS, ModelDefinition, Server, dialect_of
 from runs.llm.base import (
     AssistantMessage,
     Message,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config.outbound.transport import close_sessions
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Server
 from runs.llm import demo
 from runs.llm.base import AssistantMessage, Message, ModelError, ToolMessage, Usage, UserMessage
 from runs.llm.registry import client_for

@@ -11,8 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from runs import catalogue
-from runs.catalogue.definitions import EFFORTS, NAMES, PARAMETERS, Dialect
-from runs.catalogue.providers import ENVIRONMENT, KINDS, PRESETS
+from runs.catalogue.definitions import EFFORTS, ENVIRONMENT, KINDS, NAMES, PARAMETERS, PRESETS, Dialect
 from runs.errors import FailureReason
 from runs.models import AgentModel, Provider
 from tests import factories

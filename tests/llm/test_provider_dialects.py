@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from runs.catalogue.definitions import Dialect, dialect_of
-from runs.catalogue.providers import Server
+from runs.catalogue.definitions import Dialect, Server, dialect_of
 from runs.errors import FailureReason
 from runs.llm import wire
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, Usage

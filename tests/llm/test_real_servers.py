@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config.outbound.transport import close_sessions
-from runs.catalogue.providers import KINDS, Server
+from runs.catalogue.definitions import KINDS, Server
 from runs.errors import FailureReason
 from runs.llm.base import AssistantMessage, ModelError, ToolCall, ToolMessage, UserMessage
 from runs.llm.measure import measure, upper_bound
