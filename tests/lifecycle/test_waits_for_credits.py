@@ -181,7 +181,7 @@ def test_a_model_that_was_too_dear_is_asked_if_credits_came_while_its_fallback_f
     bench, available, settings, monkeypatch
 ):
     settings.MODEL_ATTEMPTS = 2
-    monkeypatch.setattr("runs.llm.refusals.wait_seconds", lambda *args: 2.0)
+    monkeypatch.setattr("runs.llm.refusals.random.uniform", lambda *args: 2.0)
     add_dear_model()
     available(5)
     run = bench.start("/flaky 503 2 Hello", model="dear")
