@@ -24,9 +24,9 @@ class _Statement(Generic[M]):
     sql: str
     # The parameters: each is the index of an argument, or, if that is None, a constant.
     template: tuple[tuple[int | None, Any], ...]
-    # The names of a row's columns, as far as they are kept, and converters of values.
+    # The names of a row's columns, as far as they are kept, and the conversions of values.
     names: tuple[str, ...]
-    converters: tuple[tuple[int, Sequence[Callable[..., Any]], Any], ...]
+    conversions: tuple[tuple[int, Any, Callable[..., Any]], ...]
 
 
 class CompiledQuery(Generic[M]):
@@ -39,8 +39,7 @@ class CompiledQuery(Generic[M]):
         self.build, self.kinds = build, kinds
 
     def __call__(self, *arguments: int | str) -> list[M]:
-        database = connections[DEFAULT_DB_ALIAS]
-        statement = self._statement
+        statement, database = self._statement, connections[DEFAULT_DB_ALIAS]
         parameters = [value if index is None else arguments[index] for index, value in statement.template]
         return [self._instance(statement, row, database) for row in read(statement.sql, parameters)]
 
@@ -48,15 +47,13 @@ class CompiledQuery(Generic[M]):
         return next(iter(self(*arguments)), None)
 
     def _instance(self, statement: _Statement[M], row: Sequence[Any], database: Any) -> M:
-        if statement.converters:
-            row = list(row)
-            for index, converters, expression in statement.converters:
-                for convert in converters:
-                    row[index] = convert(row[index], expression, database)
+        values = list(row)
+        for index, expression, convert in statement.conversions:
+            values[index] = convert(values[index], expression, database)
         # Like Model.from_db, without signals and without the check of each field for a default.
         instance, state = statement.model.__new__(statement.model), ModelState()
         state.db, state.adding = database.alias, False
-        vars(instance).update(zip(statement.names, row, strict=False), _state=state)
+        vars(instance).update(zip(statement.names, values, strict=False), _state=state)
         return instance
 
     @cached_property
@@ -76,7 +73,7 @@ class CompiledQuery(Generic[M]):
         converters = compiler.get_converters(expressions)
         if connection.vendor == "postgresql":
             sql = _with_fixed_types(sql, [expression.output_field.db_type(connection) for expression in expressions])
-        conversions = tuple((index, *found) for index, found in sorted(converters.items()))
+        conversions = tuple((index, by, convert) for index, (found, by) in converters.items() for convert in found)
         return _Statement(queryset.model, sql, template, names, conversions)
 
 
