@@ -37,8 +37,7 @@ STOOD_STILL_SECONDS = 1.0
 # Bytes of an answer that may have no content: heads, interim (1xx) answers, framing of chunks and TLS, empty lines and
 # comments of a stream. More would let a hostile server delay the event loop; usual answers and buffers have far less.
 SPARE_BYTES = 256 * 1024
-# The most bytes of one read, which are parsed before the event loop serves the next connection.
-READ_BYTES = 16 * 1024
+READ_BYTES = 16 * 1024  # the most bytes of one read, which are parsed before the loop serves the next connection
 CLOSED_WITHOUT_ANSWER = "The connection was closed without an answer."
 
 

@@ -25,8 +25,7 @@ failures = metrics.Counter("housekeeping_failures", "Housekeeping jobs that fail
 
 LOGGED_MAX = 10  # failed rows of one run; all are counted
 REMEMBERED_MAX = 10_000
-# (job, key) of rows that failed, and until when they are left out.
-_left_out: dict[tuple[str, Hashable], float] = {}
+_left_out: dict[tuple[str, Hashable], float] = {}  # (job, key) of rows that failed, and until when they are left out
 
 
 def run(job: str, work: Callable[[], int]) -> int:
