@@ -74,7 +74,7 @@ def show(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
             (report, address + name, remembered(f"top:{name}", partial(report.read, TOP_DAYS, TOP_ROWS)))
             for name, report in reported.items()
         ]
-    page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html", "options": reports.CHART_OPTIONS}
+    page = {"title": "Dashboard", "dashboard": "admin/runs/dashboard.html"}
     return context | page | {"panels": panels}
 
 

@@ -23,7 +23,7 @@ from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import amount, list_links, page_of, user_link
 from credits import statement
 from credits.models import CHARGES, Account, DayTotal, LedgerEntry
-from runs.admin.reports import CHART_OPTIONS, chart_by_day, first_day
+from runs.admin.reports import chart_by_day, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
 from runs.privacy import NotErased, erase, export
@@ -200,7 +200,7 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         links.append(("Sign-in and roles", page_of(User, str(user.pk))))
     accounts: Any = admin.site.get_model_admin(Account)
     buttons = accounts.buttons(request, account) + model_admin.buttons(request, user)
-    context = {"person": user, "panels": panels, "links": links, "options": CHART_OPTIONS, "actions_detail": buttons}
+    context = {"person": user, "panels": panels, "links": links, "actions_detail": buttons}
     return model_admin.page(request, "admin/runs/person.html", user.get_username(), original=user, **context)
 
 

@@ -29,18 +29,6 @@ from credits.usage import MODEL_KEY, display_names
 from runs.models import AgentModel, Run, Tool
 
 PALETTE = ["#3b82f6", "#22c55e", "#f59e0b", "#a855f7", "#14b8a6", "#ec4899", "#94a3b8"]
-CHART_OPTIONS = json.dumps(
-    {
-        "plugins": {"legend": {"display": True, "position": "bottom", "align": "start", "labels": {"boxWidth": 10}}},
-        "responsive": True,
-        "maintainAspectRatio": False,
-        "animation": False,
-        "scales": {
-            "x": {"stacked": True, "grid": {"display": False}, "ticks": {"maxTicksLimit": 8}},
-            "y": {"stacked": True, "beginAtZero": True, "ticks": {"maxTicksLimit": 5}},
-        },
-    }
-)
 PERIODS = (1, 7, 30, 90)
 DEFAULT_DAYS = 30
 ROWS_SHOWN, ROWS_DRAWN, CSV_ROWS = 100, 10, 10_000
@@ -49,10 +37,7 @@ CLOCKS_DIFFER = timedelta(hours=1)
 
 def chart(labels: list[str], series: list[tuple[str, str, list[Any]]], total: str) -> dict[str, Any]:
     """The data of a chart for Chart.js, and its total as text."""
-    datasets = [
-        {"label": label, "data": data, "backgroundColor": colour, "borderRadius": 2, "maxBarThickness": 28}
-        for label, colour, data in series
-    ]
+    datasets = [{"label": label, "data": data, "backgroundColor": colour} for label, colour, data in series]
     return {"data": json.dumps({"labels": labels, "datasets": datasets}), "total": total, "empty": not series}
 
 
@@ -85,22 +70,24 @@ def first_day(days: int) -> date:
     return clock.now().astimezone(UTC).date() - timedelta(days=days - 1)
 
 
+def _by_key(rows: QuerySet[Any], key: Combinable, total: Any, count: Any) -> QuerySet[Any, Any]:
+    """``key``, total and count, the largest total first."""
+    found = rows.order_by().values(key=key).annotate(total=total, count=count)
+    return found.order_by("-total", "key").values_list("key", "total", "count")
+
+
 def _totals(days: int, key: Combinable) -> QuerySet[Any, Any]:
-    """The charges by the totals by day: key, total and count."""
-    rows = DayTotal.objects.filter(day__gte=first_day(days)).order_by().values(key=key)
-    found = rows.annotate(total=Sum("amount"), count=Sum("records")).order_by("-total", "key")
-    return found.values_list("key", "total", "count")
+    """The charges by the totals by day."""
+    return _by_key(DayTotal.objects.filter(day__gte=first_day(days)), key, Sum("amount"), Sum("records"))
 
 
 def _charges(days: int, types: Sequence[EntryType], key: Combinable) -> QuerySet[Any, Any]:
-    """The same by the rows of the ledger, by a range of the primary key."""
+    """The charges by the rows of the ledger, by a range of the primary key."""
     begin = datetime.combine(first_day(days), time.min, UTC)
     # An id's time is the process's clock, ``created_at`` the database's, by which the totals count.
     ids = first_id("led", begin - CLOCKS_DIFFER)
-    rows = LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=types).order_by().values(key=key)
-    total = Cast(Sum("amount"), BigIntegerField())
-    found = rows.annotate(total=total, count=Count("pk")).order_by("-total", "key")
-    return found.values_list("key", "total", "count")
+    rows = LedgerEntry.objects.filter(pk__gte=ids, created_at__gte=begin, type__in=types)
+    return _by_key(rows, key, Cast(Sum("amount"), BigIntegerField()), Count("pk"))
 
 
 def by_user(days: int, limit: int) -> list[Row]:
@@ -178,7 +165,7 @@ def show(request: HttpRequest) -> HttpResponse:
     drawn = rows[:ROWS_DRAWN]
     series = [("credits", PALETTE[0], [row.amount / money.MICRO for row in drawn])] if rows else []
     context = {"title": "Reports", "by": name, "days": days, "report": report, "choices": choices, "periods": PERIODS}
-    context |= {"rows": rows, "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0, "options": CHART_OPTIONS}
+    context |= {"rows": rows, "limit": ROWS_SHOWN if len(rows) == ROWS_SHOWN else 0}
     context["chart"] = chart([row.name for row in drawn], series, "")
     return TemplateResponse(request, "admin/runs/reports.html", admin.site.each_context(request) | context)
 
