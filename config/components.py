@@ -191,19 +191,8 @@ UNFOLD = {
     "SCRIPTS": [STATIC_URL + "staff/staff.js"],
     "DASHBOARD_CALLBACK": "runs.admin.dashboard.show",
     "SIDEBAR": {"navigation": "config.staff.pages.sidebar", "show_search": True},
+    # The blue of Unfold's style sheet.
     "COLORS": {
-        "primary": {
-            "50": "oklch(97% .014 254.6)",
-            "100": "oklch(93.2% .032 255.6)",
-            "200": "oklch(88.2% .059 254.1)",
-            "300": "oklch(80.9% .105 251.8)",
-            "400": "oklch(70.7% .165 254.6)",
-            "500": "oklch(62.3% .214 259.8)",
-            "600": "oklch(54.6% .245 262.9)",
-            "700": "oklch(48.8% .243 264.4)",
-            "800": "oklch(42.4% .199 265.6)",
-            "900": "oklch(37.9% .146 265.5)",
-            "950": "oklch(28.2% .091 267.9)",
-        }
+        "primary": {shade: f"var(--color-blue-{shade})" for shade in ("50", *map(str, range(100, 1000, 100)), "950")}
     },
 }
