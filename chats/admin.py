@@ -17,7 +17,6 @@ class ChatAdmin(ReadOnly, StaffAdmin):
     empty_text = "Users create chats with the API or in the playground."
     list_display = ("id", USER, RUN, "created_at", "updated_at", "deleted_at")
     fields = ("id", "user", RUN, "runs_link", "created_at", "updated_at", "deleted_at")
-    readonly_fields = (RUN, "runs_link")
     list_select_related = ("user",)
     search_help_text = "Chat's id or user"
 
@@ -30,7 +29,6 @@ class ChatAdmin(ReadOnly, StaffAdmin):
 class AttachmentAdmin(ReadOnly, StaffAdmin):
     list_display = ("id", USER, "content_type", "size_bytes", "state", "created_at")
     fields = ("id", "user", "content_type", "size_bytes", "sha256", "status", "message_id", "created_at", "expires_at")
-    readonly_fields = ("message_id",)
     list_filter = ("status",)
     list_select_related = ("user",)
     search_help_text = "Attachment's id or user"

@@ -135,7 +135,6 @@ class AccountAdmin(ReadOnly, WithActions):
     available_credits = credits_column("available", "available (credits)")
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
     fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
-    readonly_fields = ("balance_credits", "held_credits", "available_credits", "rows")
     search_help_text = "A user's name, e-mail address or id"
     staff_actions = (
         GRANT,
@@ -201,7 +200,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         "reference",
         ("expires_at", "created_at"),
     )
-    readonly_fields = ("what", "change", "hold")
     list_filter = ("type", HoldsFilter)
     search_help_text = "Entry, run, tool call or user"
     list_select_related = ("account__user", "against", "staff")

@@ -75,7 +75,6 @@ class EndpointAdmin(ReadOnly, WithActions):
     search_help_text = "Endpoint's id or user"
     unread = ("secret", "secondary_secret")
     fields = (("id", OWNER), ("receiver", "condition"), ("extended_events", "deliveries"), ("created_at", "updated_at"))
-    readonly_fields = (OWNER, "receiver", "condition", "deliveries")
     staff_actions = (
         Action(
             name="disable",
@@ -170,5 +169,4 @@ class DeliveryAdmin(ReadOnly, StaffAdmin):
         ("created_at", "next_attempt_at"),
         "finished_at",
     )
-    readonly_fields = (ENDPOINT, RUN, CHAT)
     state = status_column(Delivery.Status)

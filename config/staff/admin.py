@@ -22,7 +22,6 @@ class LogEntryAdmin(ReadOnly, StaffAdmin):
     list_display = ("action_time", user_column(), "content_type", "object_repr", "message")
     list_select_related = ("user", "content_type")
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
-    readonly_fields = ("message",)
     search_help_text = "User"
 
     @admin.display(description="change")

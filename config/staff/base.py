@@ -220,13 +220,9 @@ def ago(moment: datetime) -> str:
 
 def user_column(name: str = "user", nobody: str = "–") -> Callable[[Any], str]:
     """A column of lists: the user that the dotted ``name`` leads to, as a link to the user's page."""
-
-    @admin.display(description=name.partition(".")[0])
-    def column(row: Any) -> str:
-        user = attrgetter(name)(row)
-        return nobody if user is None else user_link(user)
-
-    return column
+    find = attrgetter(name)
+    column = admin.display(description=name.partition(".")[0])
+    return column(lambda row: nobody if find(row) is None else user_link(find(row)))
 
 
 def user_link(user: Any) -> str:
@@ -235,12 +231,7 @@ def user_link(user: Any) -> str:
 
 def link_column(name: str, description: str) -> Callable[[Any], str]:
     """A column of lists: the id in the field ``name`` as a link to its row."""
-
-    @admin.display(description=description)
-    def column(row: Any) -> str:
-        return id_link(getattr(row, name) or "") or "–"
-
-    return column
+    return admin.display(description=description)(lambda row: id_link(getattr(row, name) or "") or "–")
 
 
 def choice_filter(field: str, label: str, values: Collection[str]) -> type[admin.SimpleListFilter]:
@@ -260,22 +251,12 @@ def choice_filter(field: str, label: str, values: Collection[str]) -> type[admin
 
 def credits_column(name: str, label: str) -> Any:
     """A column of credits; the field ``name`` holds micro-credits."""
-
-    @admin.display(description=label)
-    def column(model_admin: Any, row: Any) -> str:
-        return amount(getattr(row, name))
-
-    return column
+    return admin.display(description=label)(lambda model_admin, row: amount(getattr(row, name)))
 
 
 def status_column(statuses: type[StatusChoices]) -> Any:
     """A column of a list: the row's status, in the colour of its tone."""
-
-    @display(description="status", label=statuses.tones())
-    def state(model_admin: Any, row: Any) -> str:
-        return str(row.status)
-
-    return state
+    return display(description="status", label=statuses.tones())(lambda model_admin, row: str(row.status))
 
 
 def is_number(text: str) -> bool:

@@ -220,7 +220,6 @@ class OfRun(base.ReadOnly, base.StaffAdmin):
 class TurnAdmin(OfRun):
     list_display = ("index", RUN, "model", "input_tokens", "output_tokens", "credits", "finished_at")
     fields = (RUN, "index", "model", "input_tokens", "output_tokens", "credits", "started_at", "finished_at")
-    readonly_fields = (RUN, "credits")
     search_help_text = "A run's id"
     unread = ("text", "tool_calls")
     credits = base.credits_column("cost", "credits")
@@ -232,7 +231,6 @@ class ToolInvocationAdmin(OfRun):
     list_display = ("id", RUN, "name", "state", "error_code", "credits", "duration_ms", "created_at")
     about = (("id", RUN), ("turn_index", "call_index"), ("name", "node_type"), ("status", "error_code"))
     fields = (*about, ("credits", "repeatable"), ("created_at", "started_at"), ("finished_at", "duration_ms"))
-    readonly_fields = (RUN, "credits", "duration_ms")
     unread = ("input", "result", "result_urls", "error_message")
     credits = base.credits_column("credit_used", "credits")
 
@@ -242,7 +240,6 @@ class WaitpointAdmin(OfRun):
     state = base.status_column(models.WaitpointStatus)
     list_display = ("id", RUN, "kind", "state", "created_at", "expires_at", "resolved_at")
     fields = ("id", RUN, CALL, "kind", "status", "created_at", "expires_at", "resolved_at")
-    readonly_fields = (RUN, CALL)
     unread = ("request_payload", "resolved_payload")
 
 
