@@ -56,35 +56,28 @@ class CreditsField(forms.CharField):
         return super().has_changed(self.prepare_value(initial), data)
 
 
-class ObjectField(forms.JSONField):
+class ObjectField(forms.CharField):
     """A JSON object that passes the API's strict reader (``jsontext.parse_object``); nothing means an empty one."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"required": False, "initial": dict, **options})
+    widget = forms.Textarea
 
-    def clean(self, value: Any) -> Any:
-        return super().clean(value) or {}
+    def __init__(self, **options: Any) -> None:
+        super().__init__(required=False, initial=dict, strip=False, **options)
 
     def to_python(self, value: Any) -> Any:
-        if not isinstance(value, str) or value in self.empty_values or self.disabled:
-            return super().to_python(value)
         try:
             return parse_object(value)
         except MalformedJSON as error:
             raise ValidationError(error.message) from None
 
-    def prepare_value(self, value: Any) -> Any:
-        return value if isinstance(value, forms.fields.InvalidJSONInput) else to_text(value, indent=2)
+    def prepare_value(self, value: Any) -> str:
+        return value if isinstance(value, str) else to_text(value or {}, indent=2)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         try:
             return not same_json(initial, self.to_python(data))
         except ValidationError:
             return True
-
-    def bound_data(self, data: Any, initial: Any) -> Any:
-        """The text as it was typed: parsing it again could fail again."""
-        return initial if self.disabled or data is None else forms.fields.InvalidJSONInput(data)
 
 
 class LinesField(forms.CharField):
