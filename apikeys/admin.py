@@ -13,6 +13,8 @@ from apikeys.models import CREDITS, SESSION_TOKENS, ApiKey, ServerKey
 from config.staff.actions import Action, ActionForm, Did, WithActions
 from config.staff.base import ReadOnly, user_column
 
+SCOPES = admin.display(description="scopes")(lambda key: ", ".join(key.scopes))
+
 
 class ScopesForm(ActionForm):
     scopes = forms.MultipleChoiceField(
@@ -32,17 +34,13 @@ def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | Non
     return Did(key, f"Removed {', '.join(removed)}.") if removed else None
 
 
-@admin.display(description="scopes")
-def scopes_of(key: ApiKey | ServerKey) -> str:
-    return ", ".join(key.scopes)
-
-
 REVOKE = Action(
     name="revoke",
     label="Revoke",
     permission="apikeys.revoke_apikey",
     question="Requests with these keys are refused at once and permanently.",
     apply=lambda request, key, data: Did(key, "Revoked.") if keys.revoke_key(key) else None,
+    about="some",
     icon="block",
     danger=True,
     offered=lambda key: key.revoked_at is None,
@@ -62,7 +60,7 @@ class ApiKeyAdmin(KeyAdmin):
     list_select_related = ("user",)
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.
-    fields = ("id", "user", "name", "prefix", scopes_of, "created_at", "last_used_at", "expires_at", "revoked_at")
+    fields = ("id", "user", "name", "prefix", SCOPES, "created_at", "last_used_at", "expires_at", "revoked_at")
     staff_actions = (
         REVOKE,
         Action(
@@ -72,7 +70,6 @@ class ApiKeyAdmin(KeyAdmin):
             question="A removed scope cannot be restored; the user can create another key.",
             apply=narrow,
             form=ScopesForm,
-            about="one",
             icon="tune",
             offered=lambda key: key.revoked_at is None and bool(key.scopes),
         ),
@@ -100,10 +97,10 @@ def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> 
 
 @admin.register(ServerKey)
 class ServerKeyAdmin(KeyAdmin):
-    list_display = ("id", "prefix", "name", scopes_of, "created_at", "last_used_at", "revoked_at")
+    list_display = ("id", "prefix", "name", SCOPES, "created_at", "last_used_at", "revoked_at")
     search_help_text = "Key's id or first 8 characters"
     # Never the digest.
-    fields = ("id", "name", "prefix", scopes_of, "created_at", "last_used_at", "revoked_at")
+    fields = ("id", "name", "prefix", SCOPES, "created_at", "last_used_at", "revoked_at")
     staff_actions = (
         Action(
             name="create",

@@ -4,25 +4,21 @@ Staff with the permission for it read the content of a run on the run's page (``
 """
 
 from django.contrib import admin
-from django.utils.html import format_html
 
 from chats.models import Attachment, AttachmentStatus, Chat
-from config.staff.base import ReadOnly, StaffAdmin, link_column, status_column, user_column
+from config.staff.base import ReadOnly, StaffAdmin, link_column, list_column, status_column, user_column
 
 USER, RUN = user_column(), link_column("active_run_id", "active run")
+RUNS = list_column("runs", "Runs of this chat", "runs_run?q")
 
 
 @admin.register(Chat)
 class ChatAdmin(ReadOnly, StaffAdmin):
     empty_text = "Users create chats with the API or in the playground."
     list_display = ("id", USER, RUN, "created_at", "updated_at", "deleted_at")
-    fields = ("id", "user", RUN, "runs_link", "created_at", "updated_at", "deleted_at")
+    fields = ("id", "user", RUN, RUNS, "created_at", "updated_at", "deleted_at")
     list_select_related = ("user",)
     search_help_text = "Chat's id or user"
-
-    @admin.display(description="runs")
-    def runs_link(self, chat: Chat) -> str:
-        return format_html('<a href="../../../../runs/run/?q={}">Runs of this chat</a>', chat.pk)
 
 
 @admin.register(Attachment)

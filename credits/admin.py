@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from django import forms
@@ -12,14 +13,12 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from unfold.decorators import display
 from unfold.views import ChangeList
 
 from config.kernel import clock, money
+from config.staff import base
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import NOTHING, ReadOnly, amount, credits_column, model_of, page_of, user_column, users_named
 from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
@@ -75,7 +74,7 @@ class GrantForm(MoneyForm):
 
     def clean_user(self) -> int:
         word = self.cleaned_data["user"]
-        found = users_named(word)
+        found = base.users_named(word)
         if len(found) != 1:
             raise ValidationError(f"There is no user {word}." if not found else f"More than one user matches {word}.")
         return found[0]
@@ -122,19 +121,21 @@ GRANT = Action(
     question="The credits can be spent at once.",
     apply=once("grant", "Granted", ledger.grant),
     form=GrantForm,
-    about="one",
     icon="add_card",
 )
 
 
+ROWS = base.list_column("ledger", "Ledger", "credits_ledgerentry?account__user__id__exact")
+
+
 @admin.register(Account)
-class AccountAdmin(ReadOnly, WithActions):
+class AccountAdmin(base.ReadOnly, WithActions):
     empty_text = "An account appears with a user."
-    balance_credits = credits_column("balance", "balance (credits)")
-    held_credits = credits_column("held", "held (credits)")
-    available_credits = credits_column("available", "available (credits)")
-    list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", "rows")
-    fields = ("user", "balance_credits", "held_credits", "available_credits", "rows", "created_at", "updated_at")
+    balance_credits = base.credits_column("balance", "balance (credits)")
+    held_credits = base.credits_column("held", "held (credits)")
+    available_credits = base.credits_column("available", "available (credits)")
+    list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", ROWS)
+    fields = ("user", "balance_credits", "held_credits", "available_credits", ROWS, "created_at", "updated_at")
     search_help_text = "A user's name, e-mail address or id"
     staff_actions = (
         GRANT,
@@ -146,15 +147,9 @@ class AccountAdmin(ReadOnly, WithActions):
             question="The correction stays in the ledger permanently, with your name and the reason.",
             apply=once("adjust", "Adjusted by", ledger.adjust),
             form=AdjustForm,
-            about="one",
             icon="balance",
         ),
     )
-
-    @admin.display(description="ledger")
-    def rows(self, account: Account) -> str:
-        url = reverse("admin:credits_ledgerentry_changelist")
-        return format_html('<a href="{}?account__user__id__exact={}">Ledger</a>', url, account.pk)
 
 
 class HoldsFilter(admin.SimpleListFilter):
@@ -187,25 +182,21 @@ class Statement(ChangeList):
 
 
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(ReadOnly, WithActions):
+class LedgerEntryAdmin(base.ReadOnly, WithActions):
     empty_text = "A row appears with each grant, charge and refund."
-    list_display = ("id", "created_at", user_column("account.user"), "what", "change", "balance_after", "kind")
-    fields = (
-        ("id", "account"),
-        ("type", "change"),
-        "hold",
-        "what",
-        ("against", "cause"),
-        ("reason", "staff"),
-        "reference",
-        ("expires_at", "created_at"),
-    )
+    list_display = ("id", "created_at", base.user_column("account.user"), "what", "change", "balance_after", "kind")
+    about = (("id", "account"), ("type", "change"), "hold", "what", ("against", "cause"))
+    fields = (*about, ("reason", "staff"), "reference", ("expires_at", "created_at"))
     list_filter = ("type", HoldsFilter)
     search_help_text = "Entry, run, tool call or user"
     list_select_related = ("account__user", "against", "staff")
     url_lookups = ("account__user__id__exact",)
     user_field = "account"
     id_fields = {"run": "run_id"}
+    balance_after = base.column(
+        "Balance after", lambda entry: "–" if entry.balance is None else base.amount(entry.balance)
+    )
+    kind = base.column("type", attrgetter("type"), label={entry.value: entry.tone for entry in EntryType})
     staff_actions = (
         Action(
             name="refund",
@@ -214,7 +205,6 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             question="The credits return to the account and can be spent at once.",
             apply=once("refund", "Refunded", ledger.refund),
             form=RefundForm,
-            about="one",
             icon="undo",
             offered=lambda entry: entry.is_charge,
         ),
@@ -223,7 +213,7 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
     def find(self, word: str) -> Q:
         if word.startswith("inv_"):
             if (held := ledger.hold_of(word)) is None:
-                return NOTHING
+                return base.NOTHING
             # The hold, its settlements and the refunds. The types allow the partial indexes on ``against``.
             ended = LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True)
             back = LedgerEntry.objects.filter(against__in=list(ended), type__in=CORRECTIONS)
@@ -244,15 +234,12 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
         about = [("run", entry.run_id), ("call", entry.invocation_id), ("chat", entry.chat_id)]
         if entry.type in (*CORRECTIONS, EntryType.ADJUSTMENT):  # an adjustment against a grant is its revocation
             about.append(("charge" if entry.type == EntryType.REFUND else "grant", entry.against_id))
-        links = [(page_of(model, key), label) for label, key in about if key and (model := model_of(key))]
+        links = [(base.page_of(model, key), label) for label, key in about if key and (model := base.model_of(key))]
         return format_html(
             '{}<span class="staff-about">{}</span>',
             statement.sentence(entry, entry.approved_at),
             format_html_join(" · ", '<a href="{}">{}</a>', links),
         )
-
-    def balance_after(self, entry: Any) -> str:
-        return "–" if entry.balance is None else amount(entry.balance)
 
     @admin.display(description="credits")
     def change(self, entry: LedgerEntry) -> str:
@@ -268,7 +255,3 @@ class LedgerEntryAdmin(ReadOnly, WithActions):
             return "–"
         rest = money.to_text(entry.against.amount - entry.amount)
         return f"{money.to_text(entry.against.amount)} held, {rest} available again"
-
-    @display(description="type", label={entry.value: entry.tone for entry in EntryType})
-    def kind(self, entry: LedgerEntry) -> str:
-        return entry.type

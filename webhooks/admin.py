@@ -1,27 +1,26 @@
 """Webhooks in the admin: read-only, except that an endpoint can be disabled. No page shows a secret."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import admin, messages
 from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
 from unfold.admin import TabularInline
-from unfold.decorators import display
 from unfold.widgets import UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
+from config.staff import base
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import ReadOnly, StaffAdmin, choice_filter, link_column, status_column, user_column
 from webhooks import services
 from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
 
-RUN, OWNER = link_column("run_id", "run"), user_column("user", "(installation)")
-CHAT, ENDPOINT = link_column("chat_id", "chat"), link_column("endpoint_id", "endpoint")
+USER, OWNER, RUN = base.user_column(), base.user_column("user", "(installation)"), base.link_column("run_id", "run")
+CHAT, ENDPOINT = base.link_column("chat_id", "chat"), base.link_column("endpoint_id", "endpoint")
+DELIVERIES = base.list_column("deliveries", "Deliveries to this endpoint", "webhooks_delivery?q")
 
 
 def done(text: str, change: Callable[[Any], object]) -> Callable[..., Did]:
@@ -68,13 +67,14 @@ def is_enabled(endpoint: Endpoint) -> bool:
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(ReadOnly, WithActions):
+class EndpointAdmin(base.ReadOnly, WithActions):
     list_display = ("id", OWNER, "receiver", "condition", "extended_events", "created_at")
     list_select_related = ("user",)
     list_filter = ("enabled", "failing")
     search_help_text = "Endpoint's id or user"
     unread = ("secret", "secondary_secret")
-    fields = (("id", OWNER), ("receiver", "condition"), ("extended_events", "deliveries"), ("created_at", "updated_at"))
+    condition = base.column("state", attrgetter("state"), label=Endpoint.STATES)
+    fields = (("id", OWNER), ("receiver", "condition"), ("extended_events", DELIVERIES), ("created_at", "updated_at"))
     staff_actions = (
         Action(
             name="disable",
@@ -83,6 +83,7 @@ class EndpointAdmin(ReadOnly, WithActions):
             question="Pending deliveries of these endpoints are dropped. The endpoints get no further deliveries until "
             "their users enable them again.",
             apply=done("Disabled.", lambda user: services.change(user, enabled=False)),
+            about="some",
             icon="notifications_off",
             danger=True,
             offered=is_enabled,
@@ -93,7 +94,6 @@ class EndpointAdmin(ReadOnly, WithActions):
             permission="webhooks.disable_endpoint",
             question="The endpoint gets a signed event of the type webhook.test, which is listed among its deliveries.",
             apply=done("Sent a test event.", services.send_test),
-            about="one",
             icon="send",
             offered=is_enabled,
         ),
@@ -113,7 +113,6 @@ class EndpointAdmin(ReadOnly, WithActions):
             permission="webhooks.set_installation_endpoint",
             question="This endpoint gets the events of all users again.",
             apply=done("Enabled.", lambda user: services.change(user, enabled=True)),
-            about="one",
             icon="notifications",
             offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
         ),
@@ -123,20 +122,11 @@ class EndpointAdmin(ReadOnly, WithActions):
             permission="webhooks.set_installation_endpoint",
             question="Pending deliveries of this endpoint are dropped. It gets no further deliveries.",
             apply=done("Deleted.", services.delete_endpoint),
-            about="one",
             icon="delete",
             danger=True,
             offered=is_installation,
         ),
     )
-
-    @display(description="state", label=Endpoint.STATES)
-    def condition(self, endpoint: Endpoint) -> str:
-        return endpoint.state
-
-    def deliveries(self, endpoint: Endpoint) -> str:
-        url = reverse("admin:webhooks_delivery_changelist")
-        return format_html('<a href="{}?q={}">Deliveries to this endpoint</a>', url, endpoint.pk)
 
     def receiver(self, endpoint: Endpoint) -> str:
         """Without path and query: for many receivers they are the credential."""
@@ -144,29 +134,21 @@ class EndpointAdmin(ReadOnly, WithActions):
         return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
 
 
-class AttemptInline(ReadOnly, TabularInline):
+class AttemptInline(base.ReadOnly, TabularInline):
     model = Attempt
     fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
     ordering = ("number",)
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(ReadOnly, StaffAdmin):
+class DeliveryAdmin(base.ReadOnly, base.StaffAdmin):
     empty_text = "A delivery appears when something happens in a run of a user with an endpoint."
-    list_display = ("id", "event_type", user_column(), RUN, "state", "attempt_count", "next_attempt_at", "created_at")
-    list_filter = ("status", choice_filter("event_type", "event", [*Event, *CreditsEvent, *TrialEvent]))
+    list_display = ("id", "event_type", USER, RUN, "state", "attempt_count", "next_attempt_at", "created_at")
+    list_filter = ("status", base.choice_filter("event_type", "event", [*Event, *CreditsEvent, *TrialEvent]))
     list_select_related = ("user",)
     search_help_text = "Delivery, event, run, endpoint or user"
     id_fields = {"evt": "event_id", "run": "run_id", "whe": "endpoint_id"}
     inlines = (AttemptInline,)
-    fields = (
-        ("id", "event_id"),
-        ("event_type", "user"),
-        (ENDPOINT, "request_id"),
-        (RUN, CHAT),
-        "body",
-        ("status", "attempt_count"),
-        ("created_at", "next_attempt_at"),
-        "finished_at",
-    )
-    state = status_column(Delivery.Status)
+    about = (("id", "event_id"), ("event_type", "user"), (ENDPOINT, "request_id"), (RUN, CHAT), "body")
+    fields = (*about, ("status", "attempt_count"), ("created_at", "next_attempt_at"), "finished_at")
+    state = base.status_column(Delivery.Status)

@@ -65,7 +65,7 @@ class Action:
     question: str
     apply: Callable[[HttpRequest, Any, dict[str, Any]], Did | None]
     form: type[ActionForm] | None = None
-    about: str = "some"
+    about: str = "one"
     icon: str = ""
     danger: bool = False
     # False: it has several steps, each with its own transaction.

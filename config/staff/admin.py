@@ -5,7 +5,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin as PlainGroupAdmin
 from django.contrib.auth.models import Group
 
-from config.staff.base import ReadOnly, StaffAdmin, user_column
+from config.staff.base import ReadOnly, StaffAdmin, column, user_column
 
 admin.site.unregister(Group)
 
@@ -23,7 +23,4 @@ class LogEntryAdmin(ReadOnly, StaffAdmin):
     list_select_related = ("user", "content_type")
     fields = ("action_time", "user", "content_type", "object_id", "object_repr", "message")
     search_help_text = "User"
-
-    @admin.display(description="change")
-    def message(self, entry: LogEntry) -> str:
-        return entry.get_change_message()
+    message = column("change", LogEntry.get_change_message)

@@ -1,6 +1,6 @@
 """Base classes of the admin: lists and pages that stay fast at a million rows, and rows that nobody can edit."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -174,12 +174,6 @@ def page_of(model: type[Model], key: str) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[key])
 
 
-def list_links(request: HttpRequest, lists: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    """(label, address) of each list that the signed-in person may see; ``lists`` are label, ``app_model`` and query."""
-    seen = [each for each in lists if request.user.has_perm(each[1].replace("_", ".view_"))]
-    return [(label, f"{reverse(f'admin:{model}_changelist')}?{query}") for label, model, query in seen]
-
-
 def id_link(key: str) -> str:
     """A link to the row, if the admin shows it. Its text leaves out the middle of the id, which would fill the list."""
     if (model := model_of(key)) is None:
@@ -225,6 +219,7 @@ def user_column(name: str = "user", nobody: str = "–") -> Callable[[Any], str]
     return column(lambda row: nobody if find(row) is None else user_link(find(row)))
 
 
+@admin.display(description="Name")
 def user_link(user: Any) -> str:
     return format_html('<a href="{}" class="staff-user">{}</a>', reverse("person", args=[user.pk]), user.get_username())
 
@@ -232,6 +227,15 @@ def user_link(user: Any) -> str:
 def link_column(name: str, description: str) -> Callable[[Any], str]:
     """A column of lists: the id in the field ``name`` as a link to its row."""
     return admin.display(description=description)(lambda row: id_link(getattr(row, name) or "") or "–")
+
+
+def list_column(description: str, text: str, address: str) -> Callable[[Any], str]:
+    """A link to a list of rows that belong to the row. ``address``: ``app_model``, and a filter by the row's key."""
+    model, _, query = address.partition("?")
+    column = admin.display(description=description)
+    return column(
+        lambda row: format_html('<a href="{}?{}={}">{}</a>', reverse(f"admin:{model}_changelist"), query, row.pk, text)
+    )
 
 
 def choice_filter(field: str, label: str, values: Collection[str]) -> type[admin.SimpleListFilter]:
@@ -249,14 +253,19 @@ def choice_filter(field: str, label: str, values: Collection[str]) -> type[admin
     return Filter
 
 
+def column(description: str, show: Callable[[Any], Any], **options: Any) -> Any:
+    """An attribute of an admin: what its lists and pages show of a row. The options are Unfold's."""
+    return display(description=description, **options)(lambda model_admin, row: show(row))
+
+
 def credits_column(name: str, label: str) -> Any:
     """A column of credits; the field ``name`` holds micro-credits."""
-    return admin.display(description=label)(lambda model_admin, row: amount(getattr(row, name)))
+    return column(label, lambda row: amount(getattr(row, name)))
 
 
 def status_column(statuses: type[StatusChoices]) -> Any:
     """A column of a list: the row's status, in the colour of its tone."""
-    return display(description="status", label=statuses.tones())(lambda model_admin, row: str(row.status))
+    return column("status", lambda row: str(row.status), label=statuses.tones())
 
 
 def is_number(text: str) -> bool:

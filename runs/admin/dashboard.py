@@ -218,9 +218,7 @@ def health() -> list[dict[str, str]]:
     waits = f"waits {span(timedelta(seconds=waited))}" if waited else "none waits"
     failed = Run.objects.filter(status=RunStatus.FAILED).order_by("-pk")
     last = failed.only("error_code", "failure_reason", "finished_at").first()
-    error = "none"
-    if last is not None:
-        error = f"{last.failure_reason or last.error_code}, {span(now - (last.finished_at or now))} ago"
+    error = f"{last.failure_reason or last.error_code}, {span(now - (last.finished_at or now))} ago" if last else "none"
     return [
         part("Workers", str(workers), workers > 0, "norunworkers"),
         part("Beat", beats, beat if redis else None, "housekeepingstale" if redis else "sourcedown"),

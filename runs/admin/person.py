@@ -20,7 +20,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from apikeys.models import ApiKey
 from config.kernel.errors import Conflict
 from config.staff.actions import Action, ActionForm, Did, WithActions
-from config.staff.base import amount, list_links, page_of, user_link
+from config.staff.base import amount, page_of, user_link
 from credits import statement
 from credits.models import CHARGES, Account, DayTotal, LedgerEntry
 from runs.admin.reports import chart_by_day, first_day
@@ -37,12 +37,9 @@ RUNS_COUNTED = 200
 RUN_COLUMNS = ("status", "created_at", "resolved_model", "agent_name", "error_code", "failure_reason")
 # How long one request erases a person. `manage.py erase_user` has no limit.
 ERASE_SECONDS = 20
-LINKS = [("All runs", "runs_run"), ("Chats", "chats_chat"), ("API keys", "apikeys_apikey")]
-LINKS += [("Endpoints", "webhooks_endpoint"), ("Deliveries", "webhooks_delivery")]
 
 
 def switch(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-    """Block a user, or the opposite."""
     if user == request.user:
         raise Conflict("You cannot block yourself.")
     user.is_active = not user.is_active
@@ -87,7 +84,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
     ordering = ("-pk",)
     search_fields = ("pk",)
     search_help_text = "A user's name, e-mail address or id"
-    list_display = ("name", "email", "is_staff", "is_active", "date_joined", "last_login")
+    list_display = (user_link, "email", "is_staff", "is_active", "date_joined", "last_login")
     list_display_links = None
     user_field = "pk"
     list_filter = ("is_staff", "is_superuser", "is_active")
@@ -98,7 +95,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
             permission="auth.change_user",
             question="The service refuses this user from now on. Runs that have started go on.",
             apply=switch,
-            about="one",
             icon="block",
             danger=True,
             offered=lambda user: user.is_active,
@@ -109,7 +105,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
             permission="auth.change_user",
             question="The service accepts this user again.",
             apply=switch,
-            about="one",
             icon="lock_open",
             offered=lambda user: not user.is_active,
         ),
@@ -119,7 +114,6 @@ class UserAdmin(WithActions, PlainUserAdmin):
             permission="runs.read_run_content",
             question="A file with all that is kept of this user, messages and files included. The log records it.",
             apply=download,
-            about="one",
             icon="download",
         ),
         Action(
@@ -130,16 +124,12 @@ class UserAdmin(WithActions, PlainUserAdmin):
             "The ledger stays, under a pseudonym. With many chats, this takes several steps.",
             apply=erase_person,
             form=EraseForm,
-            about="one",
             icon="delete_forever",
             danger=True,
             atomic=False,
             offered=lambda user: not (user.is_staff or user.is_superuser),
         ),
     )
-
-    def name(self, user: User) -> str:
-        return user_link(user)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         # A name is a ``sub``, which the identity provider gives.
@@ -193,14 +183,9 @@ def show(request: HttpRequest, user_id: int) -> HttpResponse:
         dead = Delivery.objects.filter(user=user, status=Delivery.Status.DEAD)
         panels["dead"] = _latest(dead.defer("body"))
     model_admin: Any = admin.site.get_model_admin(User)
-    lists = [("Ledger", "credits_ledgerentry", f"account__user__id__exact={user.pk}")]
-    lists += [(label, model, f"user__id__exact={user.pk}") for label, model in LINKS]
-    links = list_links(request, lists)
-    if may("auth.change_user"):
-        links.append(("Sign-in and roles", page_of(User, str(user.pk))))
     accounts: Any = admin.site.get_model_admin(Account)
     buttons = accounts.buttons(request, account) + model_admin.buttons(request, user)
-    context = {"person": user, "panels": panels, "links": links, "actions_detail": buttons}
+    context = {"person": user, "panels": panels, "actions_detail": buttons}
     return model_admin.page(request, "admin/runs/person.html", user.get_username(), original=user, **context)
 
 

@@ -2,16 +2,16 @@
 
 from collections import defaultdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from unfold.decorators import action
 
-from chats.models import Chat, Message
+from chats.models import Message
 from config.api.authentication import DEMO_USER
 from config.kernel.jsontext import to_text
 from config.staff import base
@@ -25,14 +25,11 @@ from runs.models import Run, RunStatus
 
 ROWS_MAX = 200
 TEXT_MAX = 20_000
-# The title of a step, and its panels, one or two (what went in and what came out): label, text, whether it was cut.
-Part = tuple[str, list[tuple[str, str, bool]]]
+# The title of a step, and its texts by label, one or two (what went in and what came out).
+Part = tuple[str, dict[str, str]]
+pretty = partial(to_text, indent=2)
 
 USER, RUN, CALL = base.user_column(), base.link_column("run_id", "run"), base.link_column("invocation_id", "tool call")
-
-
-def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
-    return Did(run, "Cancelled.") if services.cancel_run(run).cancel_requested_at is not None else None
 
 
 @admin.register(Run)
@@ -49,6 +46,8 @@ class RunAdmin(base.ReadOnly, WithActions):
     fields = ()
     state = base.status_column(RunStatus)
     credits = base.credits_column("spent", "credits")
+    model_used = base.column("model", lambda run: run.resolved_model or run.requested_model or "–")
+    took = base.column("Took", lambda run: base.span(run.finished_at - run.created_at) if run.finished_at else "–")
     actions_detail = ("content",)
     staff_actions = (
         Action(
@@ -57,7 +56,10 @@ class RunAdmin(base.ReadOnly, WithActions):
             permission="runs.cancel_run",
             question="The runs end: at once if they wait, within a second if they are running. Held credits are "
             "released; spent credits stay spent.",
-            apply=cancel,
+            apply=lambda request, run, data: (
+                Did(run, "Cancelled.") if services.cancel_run(run).cancel_requested_at else None
+            ),
+            about="some",
             icon="cancel",
             danger=True,
             offered=lambda run: not run.is_over and run.cancel_requested_at is None,
@@ -81,13 +83,6 @@ class RunAdmin(base.ReadOnly, WithActions):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
         return super().get_queryset(request).annotate(spent=sums.run_spent_subquery())
 
-    @admin.display(description="model")
-    def model_used(self, run: Run) -> str:
-        return run.resolved_model or run.requested_model or "–"
-
-    def took(self, run: Run) -> str:
-        return base.span(run.finished_at - run.created_at) if run.finished_at else "–"
-
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any) -> Any:
         run = context["original"]
         failed = models.ModelAttempt.objects.filter(run=run, next_model="").order_by("-turn_index", "-number").first()
@@ -99,44 +94,14 @@ class RunAdmin(base.ReadOnly, WithActions):
         context |= {"title": "Run", "subtitle": run.pk, "tone": RunStatus.tones()[run.status]}
         context |= {"trace": trace, "trace_url": settings.TRACE_URL.replace("{trace}", trace)}
         context |= {"timeline": timeline.build(run), "reasons": timeline.reasons(run)}
-        context |= {"about": self._about(request, run), "links": self._links(request, run)}
-        return super().render_change_form(request, context, *args, **options)
-
-    def _about(self, request: HttpRequest, run: Run) -> list[tuple[str, str, str]]:
-        """Label, name and address of what the run is about; the address only if the signed-in person may open it."""
-        model = run.resolved_model or run.requested_model or ""
-        found = [
-            ("user", run.user.get_username(), "auth.view_user", reverse("person", args=[run.user_id])),
-            ("chat", run.chat_id, "chats.view_chat", base.page_of(Chat, run.chat_id)),
-        ]
-        if run.agent:
-            agent = models.Agent.objects.filter(name=run.agent_name).only("pk").first()
-            versions = reverse("admin:runs_agent_versions", args=[agent.pk]) if agent else ""
-            number = run.agent.partition("@")[2]
-            found.append(("agent", run.agent, "runs.view_agent", versions and f"{versions}?right={number}"))
-        row = models.AgentModel.objects.filter(name=model).only("pk").first()
-        page = base.page_of(models.AgentModel, str(row.pk)) if row else ""
-        found.append(("model", model or "the default one", "runs.view_agentmodel", page))
-        return [(label, name, url if request.user.has_perm(may) else "") for label, name, may, url in found]
-
-    def _links(self, request: HttpRequest, run: Run) -> list[tuple[str, str]]:
-        """Links to related pages, those that the signed-in person may open."""
-        lists = [
-            ("All of this user's runs", "runs_run", f"user__id__exact={run.user_id}"),
-            ("This chat's runs", "runs_run", f"q={run.chat_id}"),
-        ]
-        about = {"Ledger rows": "credits_ledgerentry", "Tool calls": "runs_toolinvocation"}
-        about |= {"Deliveries": "webhooks_delivery", "Stream events": "runs_runevent"}
-        shown = base.list_links(request, [*lists, *((label, model, f"q={run.pk}") for label, model in about.items())])
-        if request.user.has_perm("credits.view_account"):
-            shown.append(("Account", reverse("admin:credits_account_change", args=[run.user_id])))
+        context["agent"] = models.Agent.objects.filter(name=run.agent_name).only("pk").first() if run.agent else None
+        context["agent_version"] = (run.agent or "").partition("@")[2]
+        context["model"] = run.resolved_model or run.requested_model or ""
+        context["model_row"] = models.AgentModel.objects.filter(name=context["model"]).only("pk").first()
         # The playground shows people their own chats only. After the sign-in of `make run`, that person is DEMO_USER.
         demo = settings.EMBEDDED and not settings.SESSION_ISSUER and run.user.get_username() == DEMO_USER
-        if run.replaced_by is not None:
-            shown.append(("Replaced by", reverse("admin:runs_run_change", args=[run.replaced_by])))
-        if settings.PLAYGROUND and (run.user_id == request.user.pk or demo):
-            shown.append(("Open the chat in the playground", f"/playground/{run.chat_id}"))
-        return shown
+        context["playground"] = settings.PLAYGROUND and (run.user_id == request.user.pk or demo)
+        return super().render_change_form(request, context, *args, **options)
 
     def has_read_permission(self, request: HttpRequest, object_id: Any = None) -> bool:
         return request.user.has_perm("runs.read_run_content")
@@ -147,7 +112,8 @@ class RunAdmin(base.ReadOnly, WithActions):
         """The content of the run, for staff with the permission; each access makes a log entry."""
         run = self.row(request, object_id)
         self.log_change(request, run, "Read its messages and results.")
-        return self.page(request, "admin/runs/run/content.html", "Messages and results", run, parts=content_of(run))
+        shown = {"parts": content_of(run), "text_max": TEXT_MAX}
+        return self.page(request, "admin/runs/run/content.html", "Messages and results", run, **shown)
 
 
 def content_of(run: Run) -> list[Part]:
@@ -155,19 +121,19 @@ def content_of(run: Run) -> list[Part]:
     no other page of the admin shows it.
     """
     messages = Message.objects.filter(run_id=run.pk).order_by("created_at", "pk")[:ROWS_MAX]
-    parts = [part(f"Message of the {message.role}", message.content) for message in messages]
+    parts: list[Part] = [(f"Message of the {message.role}", {"": message.content}) for message in messages]
     output = None if run.output is None else pretty(run.output)
-    whole = ("Instructions of the run", run.instructions), ("Output", output), ("Error", run.error_message)
-    parts += [part(title, text) for title, text in whole if text]
+    whole = {"Instructions of the run": run.instructions, "Output": output, "Error": run.error_message}
+    parts += [(title, {"": text}) for title, text in whole.items() if text]
     # By turn, call and, of one call, what came first.
-    journal: list[tuple[tuple[int, int, int], Part]] = []
+    journal: list[tuple[tuple[int, int, int], str, dict[str, str]]] = []
     results: defaultdict[int, list[str]] = defaultdict(list)
     for call in models.ToolInvocation.objects.filter(run=run).order_by("turn_index", "call_index")[:ROWS_MAX]:
         said = (call.progress or {}).get("message")
         result = "\n".join(filter(None, [said, call.result, *call.result_urls, call.error_message]))
         results[call.turn_index].append(f"{call.name}: {result[:TEXT_MAX]}")
-        shown = part(f"Call {call.turn_index}.{call.call_index} {call.name}", Input=pretty(call.input), Output=result)
-        journal.append(((call.turn_index, call.call_index, 0), shown))
+        title = f"Call {call.turn_index}.{call.call_index} {call.name}"
+        journal.append(((call.turn_index, call.call_index, 0), title, {"Input": pretty(call.input), "Output": result}))
     asked = [message.content for message in messages if message.role == "user"]
     for turn in models.Turn.objects.filter(run=run).order_by("index")[:ROWS_MAX]:
         sent = results[turn.index - 1] or (asked if turn.index == 1 else [])
@@ -175,30 +141,20 @@ def content_of(run: Run) -> list[Part]:
         answer += [f"{call.get('name')} {call.get('arguments')}" for call in turn.tool_calls]
         answer += [f"Not accepted: {call['told']}" for call in turn.tool_calls if call.get("told")]
         both = {"New in the input": "\n\n".join(sent), "Output": "\n\n".join(answer)}
-        journal.append(((turn.index, 0, 0), part(f"Turn {turn.index}", **both)))
+        journal.append(((turn.index, 0, 0), f"Turn {turn.index}", both))
     summaries = models.Compaction.objects.filter(run=run, kind=models.CompactionKind.SUMMARY)
     for step in summaries.order_by("index")[:ROWS_MAX]:
-        journal.append(((step.turn_index, -1, 0), part(f"Compaction {step.index}: summary", step.text)))
+        journal.append(((step.turn_index, -1, 0), f"Compaction {step.index}: summary", {"": step.text}))
     attempts = models.ModelAttempt.objects.filter(run=run).exclude(detail="")
     for attempt in attempts.order_by("turn_index", "compaction", "number")[:ROWS_MAX]:
         title = f"{attempt.step}, attempt {attempt.number}: what the provider said"
-        journal.append(((attempt.turn_index, -1 if attempt.compaction else 0, 0), part(title, attempt.detail)))
+        journal.append(((attempt.turn_index, -1 if attempt.compaction else 0, 0), title, {"": attempt.detail}))
     for point in models.Waitpoint.objects.filter(run=run).select_related("invocation").order_by("pk")[:ROWS_MAX]:
         both = {"Asked": pretty(point.request_payload), "Answer": pretty(point.resolved_payload)}
         about = point.invocation
         place = (about.turn_index, about.call_index, 1) if about else (run.turn_count + 1, 0, 0)
-        journal.append((place, part(point.get_kind_display(), **both)))
-    return parts + [found for _, found in sorted(journal, key=lambda entry: entry[0])]
-
-
-def part(title: str, text: str | None = None, **texts: str) -> Part:
-    """With one ``text``, or with one for each label."""
-    found = texts if text is None else {"": text}
-    return title, [(label, text[:TEXT_MAX], len(text) > TEXT_MAX) for label, text in found.items()]
-
-
-def pretty(data: Any) -> str:
-    return to_text(data, indent=2)
+        journal.append((place, point.get_kind_display(), both))
+    return parts + [(title, texts) for _, title, texts in sorted(journal, key=lambda entry: entry[0])]
 
 
 def approved_at(calls: set[str]) -> dict[str, datetime]:

@@ -88,7 +88,7 @@ def test_three_misfits_fail_the_run(bench: Bench, requests, events):
 
 def test_staff_read_what_was_not_accepted(bench: Bench):
     run = bench.finish(lines(MISFIT, FITS), outputSchema=SCHEMA, instructions="Rhyme.")
-    shown = {title: panels[-1][1] for title, panels in content_of(Run.objects.get(pk=run["id"]))}
+    shown = {title: [*texts.values()][-1] for title, texts in content_of(Run.objects.get(pk=run["id"]))}
     assert shown["Instructions of the run"] == "Rhyme."
     assert '"city": "Oslo"' in shown["Output"]
     assert '{"degrees": "cold"}' in shown["Turn 1"]
