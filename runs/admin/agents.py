@@ -1,6 +1,5 @@
 """The catalogue's agents: a save makes a version, and the page of the versions compares and chooses them."""
 
-from collections.abc import Iterable
 from datetime import timedelta
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -14,7 +13,6 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import Avg, Count, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from unfold.decorators import action
@@ -95,12 +93,9 @@ class AgentForm(StaffForm, forms.ModelForm):
         else:
             self.fields["name"].help_text = "Requests use it. It cannot be changed later."
         # What the version names may have been deleted. Without it, a save would silently choose something else.
-        used_model, used_tools = content.get("model"), content.get("tools") or []
-        models = AgentModel.objects.order_by("name").values_list("name", flat=True)
-        tools = Tool.objects.order_by("name").values_list("name", flat=True)
-        choices: dict[str, Any] = self.fields
-        choices["model"].choices = [("", "The default model"), *_choices(models, [used_model] if used_model else [])]
-        choices["tools"].choices = _choices(tools, used_tools)
+        fields: dict[str, Any] = self.fields
+        fields["model"].choices = [("", "The default model"), *_choices(AgentModel, content.get("model"))]
+        fields["tools"].choices = _choices(Tool, *content.get("tools") or ())
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
@@ -115,8 +110,9 @@ class AgentForm(StaffForm, forms.ModelForm):
         return data
 
 
-def _choices(names: Iterable[str], used: Iterable[str]) -> list[tuple[str, str]]:
-    return [(name, name) for name in dict.fromkeys([*names, *used])]
+def _choices(model: type[AgentModel | Tool], *used: str | None) -> list[tuple[str, str]]:
+    names = model.objects.order_by("name").values_list("name", flat=True)
+    return [(name, name) for name in dict.fromkeys([*names, *filter(None, used)])]
 
 
 def current_version(agent: Agent) -> AgentVersion | None:
@@ -206,8 +202,7 @@ def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> l
     used = _use([version.reference for version in versions]) if with_runs else {}
     return [
         {
-            "number": version.number,
-            "created_at": version.created_at,
+            "version": version,
             "author": authors.get(str(version.number), "catalogue file"),
             "changed": ", ".join(
                 column.replace("_", " ")
@@ -215,7 +210,6 @@ def _described(agent: Agent, versions: list[AgentVersion], with_runs: bool) -> l
                 if before is not None and agents.differs(before, column, getattr(version, column))
             ),
             "use": used.get(version.reference),
-            "runs": f"{reverse('admin:runs_run_changelist')}?{urlencode({'agent': version.reference})}",
         }
         for version, before in zip_longest(versions, versions[1:])
     ]

@@ -7,12 +7,11 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
-from django.utils.http import urlencode
 from unfold.decorators import action, display
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
+from config.staff.base import column
 from config.staff.forms import CreditsField, ObjectField, SecretField, StaffForm
 from runs.admin.tools import FORGETS, CatalogueAdmin, set_secrets
 from runs.catalogue import definitions, rules
@@ -100,11 +99,9 @@ class ProviderAdmin(CatalogueAdmin):
                 error = failure
             except (DecryptionFailed, ValueError) as failure:
                 problem = str(failure)
-        add = f"{reverse('admin:runs_agentmodel_add')}?provider={row.pk}"
         known = set(row.models.values_list("provider_model", flat=True))
-        listed = [(name, f"{add}&{urlencode({'provider_model': name, 'display_name': name})}") for name in found or ()]
-        shown = {"listed": listed, "known": known, "add": add, "answered": found is not None, "error": error}
-        return self.page(request, "admin/runs/provider/test.html", "Test", row, problem=problem, **shown)
+        shown = {"found": found, "known": known, "error": error, "problem": problem}
+        return self.page(request, "admin/runs/provider/test.html", "Test", row, **shown)
 
     @display(description="key", label={"set": "success", "missing": "danger", "not needed": "default"})
     def key(self, provider: Provider) -> tuple[str, str]:
@@ -181,6 +178,10 @@ class AgentModelAdmin(CatalogueAdmin):
     actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
     list_select_related = ("provider",)
+    prices = column(
+        "credits per 1,000 tokens in / out",
+        lambda model: f"{money.to_text(model.price_in)} / {money.to_text(model.price_out)}",
+    )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if obj.is_default:
@@ -188,10 +189,6 @@ class AgentModelAdmin(CatalogueAdmin):
         super().save_model(request, obj, form, change)
         if problem := problem_of(obj.provider):
             messages.warning(request, f"{obj.name} cannot be used yet, because of its provider: {problem}")
-
-    @admin.display(description="credits per 1,000 tokens in / out")
-    def prices(self, model: AgentModel) -> str:
-        return f"{money.to_text(model.price_in)} / {money.to_text(model.price_out)}"
 
     @action(description="Test", icon="network_check", permissions=["change"])
     def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -201,9 +198,8 @@ class AgentModelAdmin(CatalogueAdmin):
         if request.method == "POST":
             self.log_change(request, row, "Tested it.")
             try:
-                found = probe(
-                    definitions.ModelDefinition.from_row(AgentModel.objects.select_related("provider").get(pk=row.pk))
-                )
+                model = AgentModel.objects.select_related("provider").get(pk=row.pk)
+                found = probe(definitions.ModelDefinition.from_row(model))
             except (DecryptionFailed, ValueError) as error:
                 problem = str(error)
         return self.page(request, "admin/runs/agentmodel/test.html", "Test", row, probe=found, problem=problem)

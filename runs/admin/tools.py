@@ -18,7 +18,7 @@ from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
 from config.outbound.urls import same_server
-from config.staff.base import StaffAdmin, credits_column
+from config.staff.base import StaffAdmin, column, credits_column
 from config.staff.forms import CreditsField, LinesField, ObjectField, SecretField, StaffForm
 from runs import catalogue
 from runs.catalogue import file, rules
@@ -172,10 +172,10 @@ class ToolForm(StaffForm, forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        given = {column: data.get(column, "") for column in ("name", "node_type", "url", "cancel_url")}
-        for column, problem in rules.problems_of_tool(**given, price=data.get("price") or 0).items():
-            if column not in self.errors:
-                self.add_error(column, problem)
+        given = {name: data.get(name, "") for name in ("name", "node_type", "url", "cancel_url")}
+        for name, problem in rules.problems_of_tool(**given, price=data.get("price") or 0).items():
+            if name not in self.errors:
+                self.add_error(name, problem)
         secrets = ("secret_headers", "signing_secret")
         before, after, told = self.instance.url, data.get("url", ""), data.get("cancel_url", "")
         if told and not any(same_server(told, known) for known in (before, self.instance.cancel_url)):
@@ -190,12 +190,9 @@ def set_secrets(form: forms.ModelForm, names: Sequence[str], before: str, after:
     """
     moved = form.instance.pk is not None and not same_server(before, after)
     for name in names:
-        if form.cleaned_data.get(f"forget_{name}"):
-            setattr(form.instance, name, None)
-        elif secret := form.cleaned_data.get(f"new_{name}"):
-            setattr(form.instance, name, secret)
-        elif moved:
-            setattr(form.instance, name, None)
+        forgotten, secret = form.cleaned_data.get(f"forget_{name}"), form.cleaned_data.get(f"new_{name}")
+        if forgotten or secret or moved:
+            setattr(form.instance, name, None if forgotten else secret or None)
 
 
 class ImportForm(StaffForm, forms.Form):
@@ -220,12 +217,18 @@ class TryForm(StaffForm, forms.Form):
     )
 
 
+def has(tool: Tool, secret: str) -> bool:
+    return Tool.objects.filter(pk=tool.pk, **{f"{secret}__isnull": False}).exists()
+
+
 @admin.register(Tool)
 class ToolAdmin(CatalogueAdmin):
     table = "tools"
     form = ToolForm
     unread = ("secret_headers", "signing_secret")
     credits = credits_column("price", "price (credits)")
+    secret = column("secret headers", lambda tool: "set" if has(tool, "secret_headers") else "–")
+    signed = column("signed", lambda tool: has(tool, "signing_secret"), boolean=True)
     actions_list = ("import_tools",)
     actions_detail = ("try_it",)
     list_display = ("name", "node_type", "credits", "approval", "secret", "signed", "enabled")
@@ -290,11 +293,3 @@ class ToolAdmin(CatalogueAdmin):
                 problem = str(error)
         found = {"form": form, "trial": trial, "problem": problem}
         return self.page(request, "admin/runs/tool/try.html", "Try it", row, **found)
-
-    @admin.display(description="secret headers")
-    def secret(self, tool: Tool) -> str:
-        return "set" if Tool.objects.filter(pk=tool.pk, secret_headers__isnull=False).exists() else "–"
-
-    @admin.display(description="signed", boolean=True)
-    def signed(self, tool: Tool) -> bool:
-        return Tool.objects.filter(pk=tool.pk, signing_secret__isnull=False).exists()
