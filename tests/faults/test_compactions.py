@@ -36,7 +36,7 @@ def load() -> Iterator[Load]:
 def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str]) -> None:
     stack = load.stack
     first = stack.processes["runs-1"]
-    if first.environment.pop("runs.lifecycle.crash.RUN_CRASH_POINT", None) or not first.running:
+    if first.environment.pop("CRASH_POINT", None) or not first.running:
         stack.restart("runs-1")
     chat = load.driver.chat()
 
@@ -53,7 +53,7 @@ def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str])
     stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
     die_at(load, "runs-2", points[1])
     stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
-    del stack.processes["runs-1"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del stack.processes["runs-1"].environment["CRASH_POINT"]
     stack.processes["runs-1"].start()
     load.check()
     rows = load.sql("SELECT run_id, index, last_run_id, cost, text FROM runs_compaction WHERE chat_id = %s", chat)

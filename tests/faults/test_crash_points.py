@@ -28,14 +28,14 @@ def load() -> Iterator[Load]:
 def workers_as_they_were(load: Load) -> Iterator[None]:
     yield
     for name in ("runs-1", "runs-2", "web"):
-        load.stack.processes[name].environment.pop("runs.lifecycle.crash.RUN_CRASH_POINT", None)
+        load.stack.processes[name].environment.pop("CRASH_POINT", None)
 
 
 def die_at(load: Load, name: str, point: str) -> None:
     """Start the worker with a crash point. Its death does not fail the test."""
     process = load.stack.processes[name]
     process.kill()
-    process.environment["runs.lifecycle.crash.RUN_CRASH_POINT"] = point
+    process.environment["CRASH_POINT"] = point
     process.start()
     process.wanted = False
 
@@ -50,7 +50,7 @@ def test_another_worker_continues_after_each_crash_point(load: Load, points: tup
     for point in points[1:]:
         die_at(load, "runs-2", point)
         stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {point}")
-    del stack.processes["runs-1"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del stack.processes["runs-1"].environment["CRASH_POINT"]
     stack.processes["runs-1"].start()
     load.check()
 
@@ -76,11 +76,11 @@ def test_the_web_process_dies_between_the_commit_and_the_message(load: Load) -> 
     """The caller gets no response, but the run exists and executes. A retry with the same key returns that run."""
     stack = load.stack
     chat = load.driver.chat()
-    stack.restart("web", environment={"runs.lifecycle.crash.RUN_CRASH_POINT": "committed_queued"})
+    stack.restart("web", environment={"CRASH_POINT": "committed_queued"})
     send = {"json": {"message": "Hello"}, "headers": {"Idempotency-Key": "once"}}
     with pytest.raises(requests.ConnectionError):
         load.http.post(f"/chats/{chat}/runs", **send)
-    del stack.processes["web"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del stack.processes["web"].environment["CRASH_POINT"]
     stack.restart("web")
     again = load.http.post(f"/chats/{chat}/runs", **send)
     assert again.status_code == 201, again.text

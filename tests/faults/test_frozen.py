@@ -39,7 +39,7 @@ def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str)
     stack = load.stack
     stale = stack.processes["runs-1"]
     stack.kill("runs-2")
-    environment = {} if point == "mid-stream" else {"runs.lifecycle.crash.RUN_CRASH_POINT": f"freeze:{point}"}
+    environment = {} if point == "mid-stream" else {"CRASH_POINT": f"freeze:{point}"}
     stack.kill("runs-1")
     stack.restart("runs-1", environment=environment)
     runs = load.start_all(*POINTS[point])
@@ -47,7 +47,7 @@ def test_a_stale_worker_writes_charges_and_sends_nothing(load: Load, point: str)
         stack.wait_for(lambda: load.driver.get(runs[0])["lastStreamIndex"] > 6, what="streamed text")
         stack.pause("runs-1")
     stack.wait_for(lambda: is_frozen(stale.pid), what="the worker's suspension")
-    stale.environment.pop("runs.lifecycle.crash.RUN_CRASH_POINT", None)
+    stale.environment.pop("CRASH_POINT", None)
     stack.processes["runs-2"].start()
     load.settle()
     before = load.footprint()
@@ -74,10 +74,10 @@ def test_a_stale_worker_resumes_while_another_executes_its_run(load: Load) -> No
     stale, other = stack.processes["runs-1"], stack.processes["runs-2"]
     stack.kill("runs-2")
     stack.kill("runs-1")
-    stack.restart("runs-1", environment={"runs.lifecycle.crash.RUN_CRASH_POINT": "freeze:after_model"})
+    stack.restart("runs-1", environment={"CRASH_POINT": "freeze:after_model"})
     run_id = load.start(SLOW)
     stack.wait_for(lambda: is_frozen(stale.pid), what="the worker's suspension")
-    del stale.environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del stale.environment["CRASH_POINT"]
     other.start()
     owner = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
     stack.wait_for(lambda: load.sql(owner, run_id) == [(other.pid,)], what="the takeover")

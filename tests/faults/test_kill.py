@@ -73,14 +73,14 @@ def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     driver = Driver(stack.session())
     stack.kill("runs-1")
     process = stack.processes["runs-1"]
-    process.environment["runs.lifecycle.crash.RUN_CRASH_POINT"] = "before_model"
+    process.environment["CRASH_POINT"] = "before_model"
     run = driver.start("Hello")
     for _ in range(5):
         process.start()
         process.wanted = False
         stack.wait_for(lambda: not process.running, timeout=40)
         assert driver.get(run["id"])["status"] == "running"
-    del process.environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del process.environment["CRASH_POINT"]
     stack.restart("runs-1")
     run = driver.wait(run["id"], timeout=40)
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")

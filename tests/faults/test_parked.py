@@ -35,7 +35,6 @@ for name, repeatable in (("film", False), ("film_again", True)):
     )
 """
 RESULT = json.dumps({"result": "a film", "creditUsed": 1.5}).encode()
-CRASH_POINT = "runs.lifecycle.crash.RUN_CRASH_POINT"
 # Where the worker dies, and then the worker that takes the runs over.
 WORKER_POINTS = [
     ("after_dispatch", "after_tool"),
@@ -104,7 +103,7 @@ def check(driver: Driver, runs: list[str], calls: int) -> None:
 def die_at(stack: Stack, name: str, point: str) -> None:
     process = stack.processes[name]
     process.kill()
-    process.environment[CRASH_POINT] = point
+    process.environment["CRASH_POINT"] = point
     process.start()
     process.wanted = False
 
@@ -152,7 +151,7 @@ def test_a_worker_dies_while_it_parks(service: tuple[Stack, Receiver], points: t
     die_at(stack, "runs-2", points[1])
     if points[1] != "after_tool":  # only a repeatable call reaches it again
         stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
-    del stack.processes["runs-1"].environment[CRASH_POINT]
+    del stack.processes["runs-1"].environment["CRASH_POINT"]
     stack.processes["runs-1"].start()
     stack.kill("runs-2")
     stack.wait_for(lambda: {driver.get(run)["awaiting"] for run in runs} == {"tool"}, what="parked calls")
@@ -179,10 +178,10 @@ def test_the_web_process_dies_during_a_callback(service: tuple[Stack, Receiver],
     stack.wait_for(lambda: driver.get(run)["awaiting"] == "tool", what="a parked call")
     (call,) = driver.get(run)["toolInvocations"]
     path = addresses(films)[call["id"]]
-    stack.restart("web", environment={CRASH_POINT: point})
+    stack.restart("web", environment={"CRASH_POINT": point})
     with pytest.raises(requests.RequestException):
         requests.post(stack.url + path, json={"result": "a film", "creditUsed": 1.5}, timeout=10)
-    del stack.processes["web"].environment[CRASH_POINT]
+    del stack.processes["web"].environment["CRASH_POINT"]
     stack.restart("web")
     answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
     assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")

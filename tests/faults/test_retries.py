@@ -53,7 +53,7 @@ def test_attempts_survive_the_death_of_workers(load: Load, points: tuple[str, st
     stack.wait_for(lambda: not stack.processes["runs-1"].running, 60, f"a worker's death at {points[0]}")
     die_at(load, "runs-2", points[1])
     stack.wait_for(lambda: not stack.processes["runs-2"].running, 60, f"a worker's death at {points[1]}")
-    del stack.processes["runs-1"].environment["runs.lifecycle.crash.RUN_CRASH_POINT"]
+    del stack.processes["runs-1"].environment["CRASH_POINT"]
     stack.processes["runs-1"].start()
     load.check()
     for run_id, models in runs.items():

@@ -2,12 +2,18 @@
 
 An environment variable whose name has dots names a constant: ``runs.lifecycle.line.RUN_LEASE_LOSSES_MAX=2``. The value
 replaces the one in the source, so what the module computes from it at its import follows.
+
+``CRASH_POINT=after_tool`` kills the process at that crash point each time it is reached, as a power cut does.
+``freeze:after_tool`` stops the process there the first time, as a suspended machine does, until it gets a SIGCONT.
+``committed_STATUS`` is between the commit that brings a run into that status and the messages about it.
 """
 
 import ast
 import os
 import select
+import signal
 import sys
+import threading
 import time
 from importlib.machinery import PathFinder, SourceFileLoader
 
@@ -16,6 +22,19 @@ for _name, _value in os.environ.items():
     if "." in _name:
         _module, _, _constant = _name.rpartition(".")
         CONSTANTS.setdefault(_module, {})[_constant] = _value
+CRASH_POINT, POINTS_MODULE = os.environ.get("CRASH_POINT", ""), "runs.lifecycle.crash"
+if CRASH_POINT:
+    CONSTANTS.setdefault(POINTS_MODULE, {})
+frozen = []
+
+
+def reached(name: str) -> None:
+    if name == CRASH_POINT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if f"freeze:{name}" == CRASH_POINT and not frozen:
+        frozen.append(name)
+        # Sent to this thread: another thread could take a signal to the process, while this one continues.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def parsed(value: str) -> object:
@@ -35,6 +54,11 @@ class Loader(SourceFileLoader):
         if values:
             raise ImportError(f"{fullname} has no constant {', '.join(values)}")
         return compile(tree, self.path, "exec")
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        if CRASH_POINT and module.__name__ == POINTS_MODULE:
+            module.reached = reached
 
 
 class Finder:
