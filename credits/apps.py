@@ -16,6 +16,5 @@ def open_account(instance: Any, created: bool, raw: bool, **kwargs: Any) -> None
     """Opens an account for a new user, in the transaction that creates the user."""
     from credits import ledger
 
-    # A fixture (raw) contains its own accounts and rows.
-    if created and not raw:
+    if created and not raw:  # A fixture (raw) contains its own accounts and rows.
         ledger.open_account(instance)

@@ -20,8 +20,7 @@ from config.kernel.ids import IdField, RefField
 BALANCE_LIMIT = 9 * 10**18
 REASON_MAX_CHARS = 500
 REFERENCE_MAX_CHARS = 200
-# The limit keeps the end of a grant inside the range of dates.
-GRANT_DAYS_MAX = 3650
+GRANT_DAYS_MAX = 3650  # The limit keeps the end of a grant inside the range of dates.
 
 
 class EntryType(models.TextChoices):
@@ -55,6 +54,7 @@ CORRECTIONS = [EntryType.REFUND, EntryType.EXPIRY]
 # The rows by which the app's backend took a grant back. Their ``price`` is ``{"left": the unspent part of the grant,
 # "balance": the account's balance afterwards}``. The ``price`` of the backend's grants has only "balance".
 REVOCATION = Q(type=EntryType.ADJUSTMENT, against__isnull=False)
+BY_STAFF = Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT])
 STAFF_TYPES = [EntryType.GRANT, EntryType.REFUND, EntryType.ADJUSTMENT, EntryType.EXPIRY]
 
 
@@ -142,13 +142,9 @@ class LedgerEntry(models.Model):
             models.CheckConstraint(
                 condition=Q(type=EntryType.GRANT) | Q(expires_at__isnull=True), name="ledger_only_grants_expire"
             ),
+            models.CheckConstraint(condition=~BY_STAFF | ~Q(reason=""), name="ledger_correction_has_reason"),
             models.CheckConstraint(
-                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | ~Q(reason=""),
-                name="ledger_correction_has_reason",
-            ),
-            models.CheckConstraint(
-                condition=~Q(type__in=[EntryType.REFUND, EntryType.ADJUSTMENT]) | Q(staff__isnull=False) | REVOCATION,
-                name="ledger_correction_has_staff",
+                condition=~BY_STAFF | Q(staff__isnull=False) | REVOCATION, name="ledger_correction_has_staff"
             ),
             # Not unique=True: it would add an index for LIKE on PostgreSQL, which no query uses.
             models.UniqueConstraint(fields=["cause"], name="ledger_cause_once"),

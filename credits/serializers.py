@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -101,24 +102,22 @@ class ExpiryField(serializers.Field):
             raise serializers.ValidationError(str(error)) from None
 
 
+Reference = partial(StrictCharField, max_length=REFERENCE_MAX_CHARS, trim_whitespace=False)
+Reason = partial(StrictCharField, max_length=200)
+
+
 class GrantInputSerializer(CamelSerializer):
     amount = AmountField(help_text="Credits as decimal text, more than 0.")
-    reference = StrictCharField(
-        max_length=REFERENCE_MAX_CHARS,
-        trim_whitespace=False,
-        help_text="Your id of the payment. It is unique for ever: the same again grants nothing more.",
+    reference = Reference(
+        help_text="Your id of the payment. It is unique for ever: the same again grants nothing more."
     )
-    reason = StrictCharField(max_length=200, help_text="What the user bought. It is shown in the ledger.")
+    reason = Reason(help_text="What the user bought. It is shown in the ledger.")
     expires_at = ExpiryField(allow_null=True, default=None, help_text="When what is left expires. Without it: never.")
 
 
 class RevokeInputSerializer(CamelSerializer):
-    reference = StrictCharField(
-        max_length=REFERENCE_MAX_CHARS,
-        trim_whitespace=False,
-        help_text="Your id of the refund or charge-back. The same again takes nothing more.",
-    )
-    reason = StrictCharField(max_length=200, help_text="Why. It is shown in the ledger.")
+    reference = Reference(help_text="Your id of the refund or charge-back. The same again takes nothing more.")
+    reason = Reason(help_text="Why. It is shown in the ledger.")
     mode = serializers.ChoiceField(
         choices=[grants.UNSPENT, grants.ALL],
         default=grants.UNSPENT,
@@ -134,9 +133,9 @@ class RevokedSerializer(CamelSerializer):
 class UsageGroupSerializer(CamelSerializer):
     tool_key = serializers.CharField(help_text="The name of the tool, or `model` for usage of models.")
     display_name = serializers.CharField(help_text="The name that people see.")
-    total_debited = CreditsTextField(help_text="Credits taken in the period, as decimal text.")
+    total_debited = CreditsTextField(source="amount", help_text="Credits taken in the period, as decimal text.")
     records = serializers.IntegerField(help_text="The number of ledger rows.")
-    latest_usage_at = TimestampField(help_text="The time of the newest row.")
+    latest_usage_at = TimestampField(source="latest", help_text="The time of the newest row.")
 
 
 class UsageSummarySerializer(CamelSerializer):
@@ -152,7 +151,7 @@ class ChatUsageSerializer(CamelSerializer):
     chat_id = serializers.CharField()
     chat_title = NullableText("The title of the chat, or null.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
-    timestamp = TimestampField(help_text="The time of the newest row.")
+    timestamp = TimestampField(source="latest", help_text="The time of the newest row.")
 
 
 class UsageByChatSerializer(CamelSerializer):
@@ -163,7 +162,7 @@ class RunUsageSerializer(CamelSerializer):
     run_id = serializers.CharField()
     tool_name = NullableText("The name of the tool, or null for usage of models.")
     amount = CreditsTextField(help_text="Credits taken minus refunds, as decimal text.")
-    timestamp = TimestampField(help_text="The time of the newest row.")
+    timestamp = TimestampField(source="latest", help_text="The time of the newest row.")
 
 
 class CreditChatRunsSerializer(CamelSerializer):
@@ -173,7 +172,7 @@ class CreditChatRunsSerializer(CamelSerializer):
 
 class DayUsageSerializer(CamelSerializer):
     date = serializers.DateField(help_text="The day in UTC.")
-    total_debited = CreditsTextField(help_text="Credits taken on the day, as decimal text.")
+    total_debited = CreditsTextField(source="amount", help_text="Credits taken on the day, as decimal text.")
     records = serializers.IntegerField(help_text="The number of ledger rows.")
 
 

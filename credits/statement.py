@@ -57,24 +57,20 @@ def sentence(entry: LedgerEntry, approved_at: datetime | None = None) -> str:
     """One sentence about the row. ``entry`` must have its account's user, its staff and its ``against`` loaded."""
     amount, what = in_credits(abs(entry.amount), money.rounded), subject(entry)
     by = f" by {entry.staff.get_username()}" if entry.staff else ""
+    until = f", until {entry.expires_at:%Y-%m-%d}" if entry.expires_at else ""
     reason = f": {entry.reason}" if entry.reason else ""
-    match entry.type:
-        case EntryType.GRANT:
-            until = f", until {entry.expires_at:%Y-%m-%d}" if entry.expires_at else ""
-            return f"{amount} granted{by}{until}{reason}"
-        case EntryType.HOLD:
-            return f"{amount} held for {what}"
-        case EntryType.RELEASE:
-            return f"{amount} held for {what} are available again"
-        case EntryType.REFUND:
-            return f"{amount} refunded{by} for {what}{reason}"
-        case EntryType.ADJUSTMENT:
-            return f"{amount} {'added' if entry.amount > 0 else 'removed'}{by}{reason}"
-        case EntryType.EXPIRY:
-            return f"{amount} of a grant expired"
-    who = entry.account.user.get_username()
-    approval = f", approved by {who} {approved_at.astimezone(UTC):%H:%M:%S}" if approved_at else ""
-    return f"{amount} for {what}{approval}"
+    approval = ""
+    if approved_at:
+        approval = f", approved by {entry.account.user.get_username()} {approved_at.astimezone(UTC):%H:%M:%S}"
+    sentences = {
+        EntryType.GRANT: f"{amount} granted{by}{until}{reason}",
+        EntryType.HOLD: f"{amount} held for {what}",
+        EntryType.RELEASE: f"{amount} held for {what} are available again",
+        EntryType.REFUND: f"{amount} refunded{by} for {what}{reason}",
+        EntryType.ADJUSTMENT: f"{amount} {'added' if entry.amount > 0 else 'removed'}{by}{reason}",
+        EntryType.EXPIRY: f"{amount} of a grant expired",
+    }
+    return sentences.get(EntryType[entry.type], f"{amount} for {what}{approval}")
 
 
 def approvals(entries: Iterable[LedgerEntry]) -> dict[str, datetime]:

@@ -10,8 +10,7 @@ from django.db.models.functions import Cast, Coalesce
 from config.database.queries import CompiledQuery
 from credits.models import CHARGES, SETTLEMENTS, SPENDING, Account, EntryType, LedgerEntry
 
-# The most rows that ``reached_by`` searches.
-REACHING_ROWS = 200
+REACHING_ROWS = 200  # The most rows that ``reached_by`` searches.
 # The signed amounts of SPENDING rows (a refund is negative), and of the rows of ``_committed``.
 NET_SPENDING = Case(When(type__in=CHARGES, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())
 _NET_HOLDS = Case(When(type=EntryType.HOLD, then=F("amount")), default=-F("amount"), output_field=BigIntegerField())

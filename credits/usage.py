@@ -1,8 +1,7 @@
 """The usage reports: read-only, one account each. Amounts are micro-credits.
 
 A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and includes a row at exactly
-that time. ``all`` has no lower bound. Whole UTC days are read from the totals that triggers maintain, the partial day
-at the start of a period from ledger rows.
+that time. ``all`` has no lower bound. Whole UTC days are read from totals, a partial day at the start from ledger rows.
 """
 
 from collections.abc import Collection, Iterator
@@ -59,17 +58,11 @@ def summary(user_id: int, period: Period) -> dict[str, Any]:
     sums = _sums(models.DayTotal, user_id, period, CHARGES, "tool_key", Coalesce("tool_key", Value("")))
     names = display_names([tool for tool in sums if tool])
     groups = [
-        {
-            "tool_key": tool or MODEL_KEY,
-            "display_name": names[tool or MODEL_KEY],
-            "total_debited": total.amount,
-            "records": total.records,
-            "latest_usage_at": total.latest,
-        }
+        {"tool_key": tool or MODEL_KEY, "display_name": names[tool or MODEL_KEY], **total._asdict()}
         for tool, total in sums.items()
     ]
     return {
-        "groups": sorted(groups, key=lambda group: (-group["total_debited"], group["tool_key"])),
+        "groups": sorted(groups, key=lambda group: (-group["amount"], group["tool_key"])),
         "total_debited_all": sum(total.amount for total in sums.values()),
         "records_all": sum(total.records for total in sums.values()),
         "categories_count": len(groups),
@@ -87,8 +80,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     titles = import_string(settings.CREDITS_CHAT_TITLES)(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
     return [
-        {"chat_id": chat_id, "chat_title": titles.get(chat_id), "amount": total.amount, "timestamp": total.latest}
-        for chat_id, total in newest_first
+        {"chat_id": chat_id, "chat_title": titles.get(chat_id), **total._asdict()} for chat_id, total in newest_first
     ]
 
 
@@ -97,7 +89,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
     totals = models.RunTotal.objects.filter(account_id=user_id, chat_id=chat_id)
     totals = totals.order_by("-latest", "run_id", "tool_key")
     items = [
-        {"run_id": run_id, "tool_name": tool or None, "amount": amount, "timestamp": latest}
+        {"run_id": run_id, "tool_name": tool or None, "amount": amount, "latest": latest}
         for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
     ]
     return import_string(settings.CREDITS_CHAT_TITLES)(user_id, [chat_id]).get(chat_id), items
@@ -106,9 +98,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
 def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
     sums = _sums(models.DayTotal, user_id, period, CHARGES, "day", TruncDate("created_at", tzinfo=UTC))
-    return [
-        {"date": day, "total_debited": total.amount, "records": total.records} for day, total in sorted(sums.items())
-    ]
+    return [{"date": day, **total._asdict()} for day, total in sorted(sums.items())]
 
 
 def export(user_id: int) -> Iterator[LedgerEntry]:

@@ -21,8 +21,7 @@ from credits import grants, ledger, serializers, usage
 from credits.models import EntryType, LedgerEntry
 
 logger = logging.getLogger(__name__)
-# The longest subject that OpenID Connect allows.
-SUBJECT_MAX = 255
+SUBJECT_MAX = 255  # The longest subject that OpenID Connect allows.
 REPLAYED = {"Idempotent-Replayed": "true"}
 
 PERIOD = OpenApiParameter(
