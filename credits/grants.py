@@ -1,9 +1,7 @@
-"""Grants of the app's backend for payments, once per ``reference``, and their revocation; the unspent part of grants,
-and the EXPIRY rows that remove it.
+"""Grants for payments, once per ``reference``, and their revocation; the unspent part of grants, and its EXPIRY rows.
 
 The grant that expires first is spent first, and of grants that expire together the oldest. Credits that never expire
-are spent last. Open holds keep the part that they need until they are settled. Credits can be spent until their EXPIRY
-row exists.
+are spent last. Open holds keep the part that they need. Credits can be spent until their EXPIRY row exists.
 """
 
 import hashlib
@@ -87,13 +85,14 @@ def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tup
     if entry is None:
         left = left_of(given, account.balance)
         if mode == ALL:
-            gone = LedgerEntry.objects.filter(models.REVOCATION, account_id=account.pk, against=given)
-            gone |= LedgerEntry.objects.filter(type=EntryType.EXPIRY, against=given)
+            # Its revocations and expiries. The types allow an index of the account.
+            gone = LedgerEntry.objects.filter(account_id=account.pk, type__in=STAFF_TYPES, against=given)
             amount = given.amount - sum(abs(part) for part in gone.values_list("amount", flat=True))
         else:
             amount = min(left, max(0, account.available))
         price = {"left": left, "balance": money.to_text(account.balance - amount)}
-        entry = ledger.revoke(given, amount, cause=cause, reason=reason, reference=reference, price=price)
+        about: dict[str, Any] = {"cause": cause, "reason": reason, "reference": reference, "price": price}
+        entry = ledger.take(EntryType.ADJUSTMENT, account.pk, -amount, against=given, **about)
     recorded: Any = entry.price
     return {"revoked": money.to_text(-entry.amount), "balance": recorded["balance"]}, before
 
@@ -146,7 +145,8 @@ def _expire_of(account_id: int, now: datetime) -> int:
         amount = min(left[pending.grant_id], available - total)
         if amount:
             part = LedgerEntry.objects.filter(against_id=pending.grant_id, type=EntryType.EXPIRY).count()
-            ledger.expire(pending, amount, part)
+            cause = f"expiry:{pending.grant_id}:{part}"
+            ledger.take(EntryType.EXPIRY, account_id, amount, cause=cause, against_id=pending.grant_id)
             total += amount
         if amount == left[pending.grant_id]:
             pending.delete()
@@ -155,8 +155,7 @@ def _expire_of(account_id: int, now: datetime) -> int:
 
 def unspent(account_id: int) -> dict[str, int]:
     """The unspent micro-credits of each expiring grant, by grant id. The caller holds the account's lock. Two queries.
-    Charges, of which there can be millions, are read as sums: those of whole days, and for each mark those of its day
-    until then.
+    Charges, of which there can be millions, are read as sums: of whole days, and for each mark of its day until then.
     """
     charges = LedgerEntry.objects.filter(account_id=account_id, type__in=CHARGES)
     of_day = charges.filter(created_at__gte=OuterRef("midnight"), created_at__lt=OuterRef("created_at"))
@@ -187,8 +186,7 @@ def unspent(account_id: int) -> dict[str, int]:
         change = statement.effect(row)
         balance += change
         if row.expires_at is not None:
-            # A grant first covers a negative balance.
-            left[row.id] = min(change, max(0, balance))
+            left[row.id] = min(change, max(0, balance))  # A grant first covers a negative balance.
             insort(live, row, key=lambda grant: (grant.expires_at, grant.created_at, grant.pk))
         elif row.against_id is not None and row.type != EntryType.REFUND:
             # If a revoked grant was spent, the rest is taken from the others.

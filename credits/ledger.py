@@ -8,10 +8,8 @@ of two simultaneous calls with one cause, one moves the credits and the other ra
 
 import contextlib
 import logging
-from collections.abc import Sequence
-from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from django.conf import settings
@@ -39,13 +37,6 @@ _spent = Counter("credits_spent", "Credits captured for tools and used by models
 _turns_over_hold = Counter(
     "credits_turns_over_hold", "Model turns that cost more than their hold, up to which they were charged."
 )
-
-
-class Condition(NamedTuple):
-    """A condition in SQL, for a movement that depends on a row of another app."""
-
-    sql: str
-    values: Sequence[Any]
 
 
 class InsufficientCredits(DomainError):
@@ -87,28 +78,18 @@ def account_for(user_id: int) -> Account:
 
 @transaction.atomic
 def grant(
-    user_id: int,
-    amount: int,
-    *,
-    cause: str,
-    reason: str = "",
-    reference: str | None = None,
-    staff: Any = None,
-    expires_at: datetime | None = None,
-    is_first: bool = False,
-    price: dict[str, Any] | None = None,
+    user_id: int, amount: int, *, cause: str, reason: str = "", is_first: bool = False, **fields: Any
 ) -> LedgerEntry:
-    """Add credits until ``expires_at``, once for each ``cause``. ``is_first``: no run can wait for them."""
+    """Add credits, once for each ``cause``. ``is_first``: no run can wait for them. ``fields``: the row's others."""
     _require(amount > 0, "amount", "A grant must be more than 0.")
-    about = {"cause": cause, "reason": _reason(reason), "reference": reference, "staff": staff}
-    entry = _entry(EntryType.GRANT, user_id, amount, expires_at=expires_at, price=price, **about)
+    entry = _entry(EntryType.GRANT, user_id, amount, cause=cause, reason=_reason(reason), **fields)
     recorded = _move(entry)
     if recorded is entry:
         if not is_first:
             models.credits_added.send(LedgerEntry, user_id=user_id)
-        if expires_at is not None:
-            PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=expires_at)
-        given = {"ledgerId": entry.pk, "reference": reference, "amount": money.to_number(amount)}
+        if entry.expires_at is not None:
+            PendingExpiry.objects.create(grant=entry, account_id=user_id, expires_at=entry.expires_at)
+        given = {"ledgerId": entry.pk, "reference": entry.reference, "amount": money.to_number(amount)}
         outbox.report_credits(user_id, CreditsEvent.GRANTED, given)
     return recorded
 
@@ -122,10 +103,9 @@ def adjust(user_id: int, amount: int, *, reason: str, staff: Any, cause: str | N
     return _move(entry)
 
 
-def revoke(given: LedgerEntry, amount: int, *, cause: str, reason: str, reference: str, **fields: Any) -> LedgerEntry:
-    """Take ``amount`` of a grant back, even below zero. The caller holds the account's lock."""
-    about = {"cause": cause, "reason": _reason(reason), "reference": reference}
-    return _move(_entry(EntryType.ADJUSTMENT, given.account_id, -amount, against=given, **about, **fields))
+def take(type: EntryType, user_id: int, amount: int, *, reason: str = "", **fields: Any) -> LedgerEntry:
+    """Revoke or expire a grant or a part of it. The caller holds the account's lock. For ``grants.py`` only."""
+    return _move(_entry(type, user_id, amount, reason=_reason(reason), **fields))
 
 
 @transaction.atomic
@@ -150,18 +130,17 @@ def refund(entry_id: str, amount: int, *, reason: str, staff: Any, cause: str | 
 
 
 def hold(
-    user_id: int, amount: int, *, run_id: str, cause: str | None = None, only_if: Condition | None = None, **about: Any
+    user_id: int, amount: int, *, run_id: str, cause: str | None = None, guards: Writes | None = None, **about: Any
 ) -> LedgerEntry | None:
     """Hold the estimate of a tool call, or, with a ``cause``, the most that a request to a model can cost. ``about``:
     the price, ``chat_id`` and, of a call, ``invocation_id`` and ``tool_key``. Returns None for 0; a repeated call
-    returns the first hold. Raises InsufficientCredits if the available credits are not enough or ``only_if`` is false;
-    then nothing has changed.
+    returns the first hold. Raises InsufficientCredits, without a change, if too little is available or a guard fails.
     """
     _require(amount >= 0, "amount", "A hold must not be negative.")
     if amount == 0:
         return None
     cause = cause or f"hold:{about['invocation_id']}"
-    recorded = _post([_entry(EntryType.HOLD, user_id, amount, cause=cause, run_id=run_id, **about)], only_if)
+    recorded = _post([_entry(EntryType.HOLD, user_id, amount, cause=cause, run_id=run_id, **about)], guards)
     if recorded is None:
         raise InsufficientCredits(account_for(user_id).available)
     return recorded
@@ -176,11 +155,6 @@ def capture(invocation_id: str, amount: int) -> bool:
     """``settle`` for a tool call; False also without a hold."""
     hold = hold_of(invocation_id)
     return hold is not None and settle(hold, amount)
-
-
-def release(invocation_id: str) -> bool:
-    """Release the whole hold of a tool call. False without an open hold."""
-    return capture(invocation_id, 0)
 
 
 def settle(hold: LedgerEntry, amount: int, price: dict[str, Any] | None = None) -> bool:
@@ -213,19 +187,12 @@ def _settled(hold: LedgerEntry, amount: int) -> None:
             transaction.on_commit(_turns_over_hold.inc, robust=True)
 
 
-def expire(pending: PendingExpiry, amount: int, part: int) -> None:
-    """Expire ``amount`` of a grant. ``part`` is the number of its earlier EXPIRY rows. For ``grants.py`` only."""
-    cause = f"expiry:{pending.grant_id}:{part}"
-    _move(_entry(EntryType.EXPIRY, pending.account_id, amount, cause=cause, against_id=pending.grant_id))
-
-
 def _settlement(hold: LedgerEntry, amount: int, price: dict[str, Any] | None) -> list[LedgerEntry]:
     """The rows that settle a hold. The first one's cause names the hold, so that no hold is settled twice."""
     _require(amount >= 0, "amount", "A charge must not be negative.")
     charged = min(amount, hold.amount)
     common = {"account_id": hold.account_id, "against_id": hold.id, "created_at": clock.now(), **_subject(hold)}
-    rows = []
-    settle = f"settle:{hold.id}"
+    rows, settle = [], f"settle:{hold.id}"
     if price is not None:
         rows.append(LedgerEntry(type="USAGE", amount=charged, cause=settle, price=price, **common))
     elif charged:
@@ -256,14 +223,15 @@ def _move(entry: LedgerEntry) -> LedgerEntry:
     return recorded
 
 
-def _post(rows: list[LedgerEntry], only_if: Condition | None = None) -> LedgerEntry | None:
+def _post(rows: list[LedgerEntry], guards: Writes | None = None) -> LedgerEntry | None:
     """Insert ``rows``, all of one account, and change the account by them. Returns the first row or, if one with its
     cause exists, that row; then nothing is written. None, and nothing is written, if the account's balance, held or
-    available would leave its range, or if ``only_if`` is false.
+    available would leave its range, or if one of ``guards`` finds no row.
     """
     user_id, cause = rows[0].account_id, rows[0].cause
-    writes = Writes()
-    writes.execute(*_movement(rows, only_if))
+    writes = guards or Writes()
+    writes.execute(*_movement(rows))
+    writes.guards = len(writes.statements)
     writes.insert(*rows)
     # A BEGIN and a COMMIT around one statement would be two more round trips.
     alone = rows[0].run_id is not None and writes.are_one_statement()
@@ -296,8 +264,8 @@ _COVERED = " AND balance + %s >= held + %s"
 _thresholds = lru_cache(maxsize=8)(money.parse_list)
 
 
-def _movement(rows: list[LedgerEntry], only_if: Condition | None = None) -> tuple[str, list[Any]]:
-    """The one UPDATE that changes an account, and its values; the arguments are those of ``_post``."""
+def _movement(rows: list[LedgerEntry]) -> tuple[str, list[Any]]:
+    """The one UPDATE that changes an account, and its values."""
     first = rows[0]
     balance = sum(EntryType[row.type].balance * row.amount for row in rows)
     held = sum(EntryType[row.type].held * row.amount for row in rows)
@@ -310,8 +278,6 @@ def _movement(rows: list[LedgerEntry], only_if: Condition | None = None) -> tupl
     statement = _CHANGE_ACCOUNT.format(crossed=crossed)
     if first.type == EntryType.HOLD:
         statement, values = statement + _COVERED, [*values, balance, held]
-    if only_if is not None:
-        statement, values = f"{statement} AND {only_if.sql}", [*values, *only_if.values]
     return statement, values
 
 

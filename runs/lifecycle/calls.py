@@ -71,16 +71,16 @@ def dispatch(
     room = room_to_park(run.user_id) if awaits else 0
     # Calls for the caller's app come last, so that a client can show them apart from the others.
     for call in sorted(calls, key=lambda call: call.node_type == CLIENT):
-        is_held = call.id in approved and ledger.hold_of(call.id) is not None
+        held = ledger.hold_of(call.id) if call.id in approved else None
         try:
             if call.id in awaits and room <= 0:
                 raise tool_error(TOO_MANY_PARKED)
-            if not (is_held or call.node_type == CLIENT or spending.hold_call(run, call)):
+            if not (held or call.node_type == CLIENT or spending.hold_call(run, call)):
                 yield call, None, {}
                 continue
         except ToolFailure as failure:
-            if is_held:
-                ledger.release(call.id)
+            if held:
+                ledger.settle(held, 0)
             yield call, *end_of(call, failure)
             continue
         room -= call.id in awaits

@@ -17,7 +17,7 @@ from credits.models import Account, LedgerEntry
 from runs.errors import RunError
 from runs.lifecycle.line import older_than
 from runs.lifecycle.moves import LeaseLost, as_known
-from runs.lifecycle.text import unrecorded_text
+from runs.lifecycle.text import recorded_text, streamed_text
 from runs.models import Compaction, InvocationStatus, Run, RunStatus, ToolInvocation, Turn
 from runs.tokens import text_size
 from runs.tools.base import MCP, ToolFailure
@@ -29,20 +29,11 @@ from webhooks.events import CreditsEvent
 # was killed or suspended lapses, and does not hold up younger runs.
 WANTED_SECONDS = 5
 
-_RUN = """
-    SELECT 1 FROM runs_run
-    WHERE id = %s AND lease_token = %s AND worker_id = %s AND status = %s AND cancel_requested_at IS NULL
-"""
-_OWNED = {
-    "postgresql": f"EXISTS (SELECT 1 FROM ({_RUN} FOR NO KEY UPDATE) owned)",  # noqa: S608  (constants)
-    "sqlite": f"EXISTS ({_RUN})",
-}
-_FIRST = """
-    NOT EXISTS (
-        SELECT 1 FROM runs_run
-        WHERE user_id = %s AND credits_wanted_at > %s AND status = %s AND (created_at, id) < (%s, %s)
-    )
-"""
+# Locks the run, if no older run of its user waits for credits.
+_FIRST = """SELECT 1 FROM runs_run WHERE id = %s AND NOT EXISTS (
+    SELECT 1 FROM runs_run WHERE user_id = %s AND credits_wanted_at > %s AND status = %s AND (created_at, id) < (%s, %s)
+)"""
+_OWNED = " AND lease_token = %s AND worker_id = %s AND status = %s AND cancel_requested_at IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +92,11 @@ def refusal(run: Run, needs: int) -> Refusal | None:
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
     """Hold the estimate. False if call or run must wait. Raises ToolFailure if credits or budget are not enough."""
-    first, over = _first_in_line(run), budget_refusal(run, call.credit_estimate)
+    over = budget_refusal(run, call.credit_estimate)
     if over is None:
         try:
             price = {"perCall": call.credit_estimate}
-            _hold(run, call.credit_estimate, first, price=price, invocation_id=call.id, tool_key=call.name)
+            _hold(run, call.credit_estimate, owned=False, price=price, invocation_id=call.id, tool_key=call.name)
             return True
         except ledger.InsufficientCredits:
             over = refusal(run, call.credit_estimate)
@@ -126,11 +117,8 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
     nothing has changed. A repeated call returns the hold of the first call.
     """
     # The statement locks the run, so its next owner, or its end, finds this hold when it looks for open holds.
-    first = _first_in_line(run)
-    owner = [run.pk, run.lease_token, run.worker_id, RunStatus.RUNNING]
-    owned = ledger.Condition(f"{_OWNED[connection.vendor]} AND {first.sql}", [*owner, *first.values])
     try:
-        return _hold(run, amount, owned, price=price | {"turn": turn}, cause=_cause(run, turn, request))
+        return _hold(run, amount, owned=True, price=price | {"turn": turn}, cause=_cause(run, turn, request))
     except ledger.InsufficientCredits:
         found = Run.objects.filter(pk=run.pk, lease_token=run.lease_token, worker_id=run.worker_id)
         if not found.filter(status=RunStatus.RUNNING, cancel_requested_at=None).exists():
@@ -138,8 +126,16 @@ def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[
         raise
 
 
-def _hold(run: Run, amount: int, only_if: ledger.Condition, **about: Any) -> LedgerEntry | None:
-    return ledger.hold(run.user_id, amount, run_id=run.id, chat_id=run.chat_id, only_if=only_if, **about)
+def _hold(run: Run, amount: int, *, owned: bool, **about: Any) -> LedgerEntry | None:
+    """``ledger.hold``, if no older run of the user waits for credits and, with ``owned``, the run is its worker's."""
+    moments = [clock.now() - timedelta(seconds=WANTED_SECONDS), run.created_at]
+    since, created_at = map(connection.ops.adapt_datetimefield_value, moments)
+    sql, values = _FIRST, [run.pk, run.user_id, since, RunStatus.RUNNING, created_at, run.pk]
+    if owned:
+        sql, values = sql + _OWNED, [*values, run.lease_token, run.worker_id, RunStatus.RUNNING]
+    guards = Writes()
+    guards.execute(sql, values)
+    return ledger.hold(run.user_id, amount, run_id=run.id, chat_id=run.chat_id, guards=guards, **about)
 
 
 def held_turn(run: Run, turn: int | str, request: int) -> LedgerEntry | None:
@@ -148,13 +144,6 @@ def held_turn(run: Run, turn: int | str, request: int) -> LedgerEntry | None:
 
 def _cause(run: Run, turn: int | str, request: int) -> str:
     return f"turn:{run.id}:{turn}:{run.lease_token}.{request}"
-
-
-def _first_in_line(run: Run) -> ledger.Condition:
-    """The condition that no older run of the user waits for credits."""
-    moments = [clock.now() - timedelta(seconds=WANTED_SECONDS), run.created_at]
-    since, created_at = map(connection.ops.adapt_datetimefield_value, moments)
-    return ledger.Condition(_FIRST, [run.user_id, since, RunStatus.RUNNING, created_at, run.pk])
 
 
 def spendable(run: Run, least: int) -> int | None:
@@ -225,12 +214,13 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     request cost, if its owner knows it. Otherwise its streamed text says the cost; without text it is 0.
     """
     early: Counter[str] = Counter()
-    streamed = "" if partial else unrecorded_text(run)
+    # The streamed text that no turn has recorded.
+    streamed = streamed_text(run)[len(recorded_text(run)) :] if run.unrecorded_text and partial is None else ""
     if partial is not None and partial.hold is None:
         early.update(partial.counts, turn_count=partial.turns)
     for hold in sums.open_holds(run.id):
         if hold.tool_key is None:
-            charged = _streamed(streamed, hold) if partial is None else partial
+            charged = _streamed(streamed, hold) if streamed else partial
             if charged is None or charged.hold is None or charged.hold.pk != hold.pk or not charged.amount:
                 ledger.settle(hold, 0)
             else:
@@ -241,10 +231,8 @@ def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> di
     return {name: getattr(run, name) + count for name, count in early.items()}
 
 
-def _streamed(streamed: str, hold: LedgerEntry) -> Charge | None:
+def _streamed(streamed: str, hold: LedgerEntry) -> Charge:
     """The least that an open request cost, by its streamed text: its owner is lost, or has given the run up."""
-    if not streamed:
-        return None
     price: dict[str, Any] = hold.price or {}
     output_tokens = text_size(streamed).tokens
     amount = -(-price["estimatedTokens"] * price["in"] // 1000) - (-output_tokens * price["out"] // 1000)

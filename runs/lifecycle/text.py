@@ -101,11 +101,6 @@ def recorded_text(run: Run) -> str:
     return join_text(Turn.objects.filter(run=run).order_by("index").values_list("text", flat=True))
 
 
-def unrecorded_text(run: Run) -> str:
-    """The streamed text that no turn has recorded."""
-    return streamed_text(run)[len(recorded_text(run)) :] if run.unrecorded_text else ""
-
-
 def streamed_text(run: Run) -> str:
     """The message's text in the stream: the deltas since the last reset."""
     parts: list[str] = []

@@ -85,7 +85,7 @@ def test_every_type_of_row_has_a_sentence(boss, user, approved):
         88 * MICRO,
         100 * MICRO,
     ]
-    ledger.release(call)
+    ledger.capture(call, 0)
     assert statement.sentence(rows(boss)[0]) == "2 credits held for draw are available again"
 
 

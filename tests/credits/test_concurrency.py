@@ -100,7 +100,7 @@ def test_every_sum_is_exact(threads):
                 assert ledger.capture(invocation, cost)
                 balance -= min(cost, amount)
             elif fate == 1:
-                ledger.release(invocation)
+                ledger.capture(invocation, 0)
             elif fate == 2:
                 spent = luck.randint(0, 3)
                 with contextlib.suppress(ledger.InsufficientCredits):
@@ -151,7 +151,7 @@ def test_only_one_of_many_settlements_of_a_hold_succeeds(threads):
         invocation = place(user, 8)
 
         def settle(index: int, invocation: str = invocation) -> bool:
-            move = partial(ledger.capture, invocation, 3) if index % 2 else partial(ledger.release, invocation)
+            move = partial(ledger.capture, invocation, 3 if index % 2 else 0)
             return locked(user, move)
 
         settled = side_by_side(threads, settle)
@@ -165,9 +165,9 @@ def every_movement(user: Any, key: str) -> tuple[list[Any], list[Any], tuple[int
     fund(user, 100)
     calls = [place(user, 10, invocation=f"inv_{key}{number}", run=f"run_{key}", tool="draw") for number in range(6)]
     place(user, 10, invocation=calls[0])  # again
-    results: list[Any] = [ledger.capture(calls[0], 4), ledger.capture(calls[0], 9), ledger.release(calls[0])]
+    results: list[Any] = [ledger.capture(calls[0], 4), ledger.capture(calls[0], 9), ledger.capture(calls[0], 0)]
     results += [ledger.capture(calls[1], 10), ledger.capture(calls[2], 12), ledger.capture(calls[3], 0)]
-    results += [ledger.release(calls[4]), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
+    results += [ledger.capture(calls[4], 0), ledger.capture(calls[4], 3), ledger.capture(f"inv_{key}none", 1)]
     try:
         place(user, 67, invocation=f"inv_{key}dear")  # available: 100 − 24 spent − 10 held = 66, so 1 is missing
     except ledger.InsufficientCredits as refusal:

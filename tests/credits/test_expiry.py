@@ -144,7 +144,7 @@ class TestExpiry:
         assert state(user) == (5, 5)
         assert sum(expire_grants()) == 0
         ledger.capture(kept, 3)
-        ledger.release(released)
+        ledger.capture(released, 0)
         assert ledger.account_for(user.pk).available == 2
         assert sum(expire_grants()) == 2
         assert state(user) == (0, 0)

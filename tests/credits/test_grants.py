@@ -241,7 +241,7 @@ class TestRevocations:
         bought = give(shop, user.username).json()["id"]
         hold = place(user, 20 * CREDIT)
         assert take(shop, user.username, bought).json() == {"revoked": "5", "balance": "20"}
-        ledger.release(hold)
+        ledger.capture(hold, 0)
         assert take(shop, user.username, bought, "refund_2").json() == {"revoked": "20", "balance": "0"}
 
     def test_what_expired_is_not_taken_again(self, shop, user, monkeypatch):

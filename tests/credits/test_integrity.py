@@ -175,7 +175,7 @@ def test_an_account_that_holds_less_than_its_hold_is_an_error_and_pays_nothing(u
     fund(user, 100)
     invocation = place(user, 10)
     Account.objects.filter(pk=user.pk).update(held=9)
-    for settle in (lambda: ledger.capture(invocation, 4), lambda: ledger.release(invocation)):
+    for settle in (lambda: ledger.capture(invocation, 4), lambda: ledger.capture(invocation, 0)):
         with pytest.raises(RuntimeError, match="less than its open hold"):
             settle()
     assert (state(user), rows(user)) == ((100, 9), [("HOLD", 10)])

@@ -1,17 +1,20 @@
 """The effect of each movement on the account and the ledger."""
 
+import contextlib
 import logging
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import IntegrityError, transaction
 
+from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.errors import Conflict, NotFound, ValidationFailed
 from config.kernel.money import MAX_MICRO
 from credits import ledger, sums
-from credits.models import Account, LedgerEntry, PendingExpiry, credits_added
+from credits.models import Account, EntryType, LedgerEntry, PendingExpiry, credits_added
 from credits.reconcile import drift
 from tests import factories
 from tests.credits.helpers import CREDIT, clerk, fund, place, release_run, rows, spend, state, turn
@@ -140,7 +143,7 @@ class TestHold:
     def test_zero_moves_nothing(self, user):
         invocation = place(user, 0)
         ledger.capture(invocation, 0)
-        ledger.release(invocation)
+        ledger.capture(invocation, 0)
         assert rows(user) == []
 
     def test_a_repeated_hold_has_no_effect(self, user):
@@ -196,23 +199,18 @@ class TestSettlement:
     def test_a_hold_is_settled_once(self, user):
         fund(user, 100)
         place(user, 50)  # enough held credits for a wrong second settlement
-        for first, second in [
-            (lambda i: ledger.capture(i, 3), ledger.release),
-            (lambda i: ledger.capture(i, 3), lambda i: ledger.capture(i, 8)),
-            (ledger.release, lambda i: ledger.capture(i, 3)),
-            (ledger.release, ledger.release),
-        ]:
+        for first, second in [(3, 0), (3, 8), (0, 3), (0, 0)]:
             before = state(user)
             invocation = place(user, 8)
-            first(invocation)
+            ledger.capture(invocation, first)
             between = state(user)
-            assert not second(invocation)
+            assert not ledger.capture(invocation, second)
             assert state(user) == between
             assert between[1] == before[1]
 
     def test_settling_an_unknown_invocation_has_no_effect(self, user):
         assert not ledger.capture("inv_none", 5)
-        assert not ledger.release("inv_none")
+        assert not ledger.capture("inv_none", 0)
         assert release_run("run_none") == 0
         assert rows(user) == []
 
@@ -279,7 +277,7 @@ class TestTurns:
         ledger.grant(user.pk, 5, cause="x", expires_at=clock.now() + timedelta(days=1))
         place(user, 3)
         with pytest.raises(IntegrityError, match="account_available_not_negative"), transaction.atomic():
-            ledger.expire(PendingExpiry.objects.get(), 5, 0)
+            ledger.take(EntryType.EXPIRY, user.pk, 5, cause="expiry", against_id=PendingExpiry.objects.get().pk)
 
     def test_a_hold_is_settled_once_in_whatever_ways(self, user):
         fund(user, 30)
@@ -297,12 +295,13 @@ class TestTurns:
         assert ledger.hold(user.pk, 0, **cause) is None
         assert rows(user) == []
 
-    def test_a_hold_with_a_condition_that_fails_changes_nothing(self, user):
-        with pytest.raises(ledger.InsufficientCredits):
-            hold_turn(user, 1, only_if=ledger.Condition("1 = %s", [2]))
-        assert rows(user) == []
-        hold_turn(user, 1, only_if=ledger.Condition("1 = %s", [1]))
-        assert rows(user) == [("HOLD", 1)]
+    @pytest.mark.parametrize("is_met", [False, True])
+    def test_a_hold_with_a_condition_that_fails_changes_nothing(self, user, is_met):
+        guards = Writes()
+        guards.lock(get_user_model(), {"username": user.username if is_met else "nobody"})
+        with contextlib.nullcontext() if is_met else pytest.raises(ledger.InsufficientCredits):
+            hold_turn(user, 1, guards=guards)
+        assert rows(user) == [("HOLD", 1)] * is_met
 
     def test_the_holds_of_an_ended_run_are_released(self, user):
         fund(user, 30)
@@ -438,7 +437,7 @@ class TestRuns:
         ledger.refund(refunded.pk, 30, reason="r", staff=clerk())
         ledger.capture(place(user, 50), 20)
         turn(user, 5)
-        ledger.release(place(user, 11))
+        ledger.capture(place(user, 11), 0)
         place(user, 40)
         spend(user, 500, run="run_2")
         assert sums.committed("run_1") == 100 - 30 + 20 + 5 + 40

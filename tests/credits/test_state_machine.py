@@ -183,7 +183,7 @@ class Credits(RuleBasedStateMachine):
 
     @rule(invocation=invocations)
     def release(self, invocation: str) -> None:
-        ledger.release(invocation)
+        ledger.capture(invocation, 0)
         if self.holds.pop(invocation, None):
             self.settled.add(invocation)
 

@@ -44,7 +44,7 @@ class TestSummary:
         spend(user, 1, tool="draw_chart", run="run_2", chat="chat_2")
         refunded = spend(user, 2 * CREDIT, tool="web_fetch")
         ledger.refund(refunded.pk, CREDIT, reason="r", staff=clerk())
-        ledger.release(place(user, 50 * CREDIT, tool="create_file"))
+        ledger.capture(place(user, 50 * CREDIT, tool="create_file"), 0)
         ledger.capture(place(user, 3 * CREDIT, tool="web_fetch"), CREDIT)
         spend(UserFactory(), 5, tool="draw_chart")
         assert get(session, SUMMARY) == {
