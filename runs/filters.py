@@ -79,14 +79,14 @@ def filtered(runs: QuerySet[Run], query: MultiValueDict[str, str], user_id: int)
             except ValueError as error:
                 problems[name] = [str(error)]
     names = [name for name in query if name.startswith(METADATA)]
-    if len(names) > models.METADATA_PAIRS_MAX:
-        raise ValidationFailed({METADATA: [f"At most {models.METADATA_PAIRS_MAX} pairs."]})
+    if len(names) > models.RunMetadata.PAIRS_MAX:
+        raise ValidationFailed({METADATA: [f"At most {models.RunMetadata.PAIRS_MAX} pairs."]})
     for name in names:
         key, (value, *more) = name.removeprefix(f"{METADATA}."), query.getlist(name)
         if key == name or not METADATA_KEY.fullmatch(key) or more:
             problems[name[:100]] = ["Use metadata.KEY=VALUE, each key once."]
-        elif len(value) > models.METADATA_VALUE_MAX_CHARS or "\0" in value:
-            problems[name] = [f"A value is text of at most {models.METADATA_VALUE_MAX_CHARS} characters."]
+        elif len(value) > models.RunMetadata.VALUE_MAX_CHARS or "\0" in value:
+            problems[name] = [f"A value is text of at most {models.RunMetadata.VALUE_MAX_CHARS} characters."]
         else:
             runs = runs.filter(pk__in=RunMetadata.objects.filter(user=user_id, key=key, value=value).values("run"))
     if problems:

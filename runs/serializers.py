@@ -16,7 +16,7 @@ from config.kernel.jsontext import dumps
 from runs import models
 from runs.calls import CLIENT_TOOLS_MAX, OPTIONAL, ClientToolsField, ToolInvocationSerializer, WaitpointSerializer
 from runs.catalogue.serializers import OutputSchemaField
-from runs.models import FINAL_RUN_STATUSES, METADATA_KEY_MAX_CHARS, METADATA_PAIRS_MAX, METADATA_VALUE_MAX_CHARS
+from runs.models import FINAL_RUN_STATUSES, RunMetadata
 
 RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 
@@ -28,12 +28,12 @@ REASONING_FIELDS = ("thinking", "summary", "text", "value")
 FINAL_STATUSES = ", ".join(f"`{status}`" for status in FINAL_RUN_STATUSES)
 NAME: dict[str, Any] = {"min_length": 1, "max_length": 100, **OPTIONAL}
 TEXT: dict[str, Any] = {"min_length": 1, "trim_whitespace": False, **OPTIONAL}
-METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{METADATA_KEY_MAX_CHARS}}}")
+METADATA_KEY = re.compile(rf"[A-Za-z0-9_.-]{{1,{RunMetadata.KEY_MAX_CHARS}}}")
 METADATA_SCHEMA: dict[str, Any] = {
     "type": "object",
     "propertyNames": {"pattern": f"^{METADATA_KEY.pattern}$"},
-    "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
-    "maxProperties": METADATA_PAIRS_MAX,
+    "additionalProperties": {"type": "string", "maxLength": RunMetadata.VALUE_MAX_CHARS},
+    "maxProperties": RunMetadata.PAIRS_MAX,
 }
 
 
@@ -157,13 +157,13 @@ class MetadataField(DictField):
 
     json_schema: ClassVar[dict[str, Any]] = METADATA_SCHEMA
     default_error_messages: ClassVar = {"not_a_dict": "An object is required."}
-    child = StrictCharField(max_length=METADATA_VALUE_MAX_CHARS, allow_blank=True, trim_whitespace=False)
+    child = StrictCharField(max_length=RunMetadata.VALUE_MAX_CHARS, allow_blank=True, trim_whitespace=False)
 
     def run_child_validation(self, data: Mapping[str, Any]) -> dict[str, str]:
-        if len(data) > METADATA_PAIRS_MAX:
-            raise serializers.ValidationError(f"At most {METADATA_PAIRS_MAX} pairs.")
-        if wrong := [key[:METADATA_KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
-            message = f"A key has 1 to {METADATA_KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
+        if len(data) > RunMetadata.PAIRS_MAX:
+            raise serializers.ValidationError(f"At most {RunMetadata.PAIRS_MAX} pairs.")
+        if wrong := [key[: RunMetadata.KEY_MAX_CHARS] for key in data if not METADATA_KEY.fullmatch(key)]:
+            message = f"A key has 1 to {RunMetadata.KEY_MAX_CHARS} of the characters A-Z, a-z, 0-9, _, . and -."
             raise serializers.ValidationError({key: [message] for key in wrong})
         return super().run_child_validation(data)
 

@@ -27,13 +27,9 @@ from runs.models.journal import (
     WaitpointStatus,
 )
 from runs.models.runs import (
-    CLIENT_MESSAGE_ID_MAX_CHARS,
     FINAL_RUN_STATUSES,
     HAS_MODEL_OF_RUN,
     LIVE_RUN_STATUSES,
-    METADATA_KEY_MAX_CHARS,
-    METADATA_PAIRS_MAX,
-    METADATA_VALUE_MAX_CHARS,
     MODEL_OF_RUN,
     Awaiting,
     ClientRun,

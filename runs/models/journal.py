@@ -149,8 +149,7 @@ class ModelAttempt(models.Model):
     provider = models.CharField(max_length=64)
     reason = models.CharField(max_length=40)
     http_status = models.PositiveSmallIntegerField(null=True)
-    # The provider's own text, without keys. It may quote the conversation.
-    detail = models.TextField(default="")
+    detail = models.TextField(default="")  # The provider's own text, without keys. It may quote the conversation.
     # Empty if no model is asked next: the run, or its summary, failed.
     next_model = models.CharField(max_length=100, default="")
     next_at = models.DateTimeField(null=True)

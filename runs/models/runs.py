@@ -39,10 +39,6 @@ HAS_MODEL_OF_RUN = Q(resolved_model__isnull=False) | Q(requested_model__isnull=F
 TO_TAKE_OVER = Q(status="running", worker_id__isnull=True, due_at__isnull=False)
 TO_CANCEL = Q(status="running", cancel_requested_at__isnull=False)
 AGE = ("created_at", "id")  # the order of a user's runs in lists
-CLIENT_MESSAGE_ID_MAX_CHARS = 128
-METADATA_PAIRS_MAX = 16
-METADATA_KEY_MAX_CHARS = 64
-METADATA_VALUE_MAX_CHARS = 512
 
 
 class Worker(models.Model):
@@ -182,10 +178,12 @@ class Run(ProtectedModel):
 class RunMetadata(models.Model):
     """A pair of a run's metadata, for lists. With the columns of the run by which one index has a list's order."""
 
+    PAIRS_MAX, KEY_MAX_CHARS, VALUE_MAX_CHARS = 16, 64, 512
+
     run = models.ForeignKey(Run, models.CASCADE, related_name="metadata_pairs", db_index=False)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
-    key = models.CharField(max_length=METADATA_KEY_MAX_CHARS)
-    value = models.CharField(max_length=METADATA_VALUE_MAX_CHARS)
+    key = models.CharField(max_length=KEY_MAX_CHARS)
+    value = models.CharField(max_length=VALUE_MAX_CHARS)
     created_at = models.DateTimeField()
 
     class Meta:
@@ -214,11 +212,13 @@ class ClientRun(models.Model):
     replaces it. ``message_id`` is the client's id of the user's message, if the protocol repeats messages.
     """
 
+    MESSAGE_ID_MAX_CHARS = 128
+
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="client_runs", db_index=False)
     run = models.ForeignKey(Run, models.CASCADE, related_name="client_runs")
     key = models.CharField(max_length=64)
     index = models.PositiveIntegerField(default=0)
-    message_id = models.CharField(max_length=CLIENT_MESSAGE_ID_MAX_CHARS, default="")
+    message_id = models.CharField(max_length=MESSAGE_ID_MAX_CHARS, default="")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["chat", "key"], name="client_run_once_per_key")]

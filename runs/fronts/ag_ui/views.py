@@ -76,7 +76,7 @@ class Sent:
     def message_id(self) -> str:
         """The client's id of the message; empty if it is too long to be stored."""
         given = self.message.get("id")
-        return given if isinstance(given, str) and len(given) <= models.CLIENT_MESSAGE_ID_MAX_CHARS else ""
+        return given if isinstance(given, str) and len(given) <= models.ClientRun.MESSAGE_ID_MAX_CHARS else ""
 
     def results(self) -> dict[str, Object]:
         """The results of calls by the calls' ids, as REST takes them."""
