@@ -66,8 +66,8 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     if secret and not http.is_signed(request.headers, body, secret, clock.now().timestamp()):
         raise Unauthorized("The callback has no valid signature, or one that is too old.")
     said = http.read_callback(body, request.headers.get("Content-Type", ""), name=call.name, price=call.credit_estimate)
-    recorded = services.record_callback(call, said)
-    became = {"toolInvocationId": call.pk, "status": recorded.call.status, "accepted": recorded.accepted}
+    call, accepted = services.record_callback(call, said)
+    became = {"toolInvocationId": call.pk, "status": call.status, "accepted": accepted}
     return HttpResponse(dumps(became), content_type="application/json")
 
 

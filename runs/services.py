@@ -284,20 +284,19 @@ def respond(waitpoint: Waitpoint, body: Any) -> Waitpoint:
             message = "Only the budget of a run that waits for credits can be raised, and not lowered."
             raise ValidationFailed({"maxCredits": [message]})
         given["maxCredits"], changes["max_credits"] = money.to_number(budget), budget
-    if waitpoint.needed is not None and not given["approved"]:
-        answered = lifecycle.refuse_pause(waitpoint.pk, given)
-    else:
-        answered = lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
+    answered = lifecycle.answer_waitpoint(waitpoint.pk, given, **changes)
     if answered.status == WaitpointStatus.PENDING:  # the answer came too late
         lifecycle.expire_waitpoint(waitpoint.pk, wait=True)
         answered.refresh_from_db()
     return answered
 
 
-def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> lifecycle.Recorded:
-    """Record what a callback says of a call. Only the first outcome counts; too frequent progress is not recorded."""
+def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> tuple[ToolInvocation, bool]:
+    """Record what a callback says of a call. Only the first outcome counts; too frequent progress is not recorded.
+    Returns the call as it then is, and whether something was recorded.
+    """
     if call.status in models.FINAL_INVOCATION_STATUSES:
-        return lifecycle.Recorded(call, accepted=False)
+        return call, False
     if isinstance(said, Parked):
         return lifecycle.record_progress(call, said.fraction, said.message or None)
     lifecycle.crash_point("before_outcome")

@@ -62,7 +62,7 @@ async def execute(session: Session) -> None:
                     return
                 is_behind = False
             if end is None and session.run.cancel_requested_at is not None:
-                end = (lifecycle.cancel,)
+                end = (lifecycle.finish,)
             if end is None:
                 await _steps(session)
             elif session.run.status == RunStatus.RUNNING:
@@ -72,13 +72,13 @@ async def execute(session: Session) -> None:
             if session.interruption is Interruption.BEHIND:
                 session.interruption, is_behind = None, True
             elif session.interruption is Interruption.REQUESTED:
-                end = (lifecycle.cancel,)
+                end = (lifecycle.finish,)
             else:
                 raise
         except lifecycle.LeaseLost:
             is_behind = True
         except RunFailed as failure:
-            end = (lifecycle.fail, failure.code, failure.message, failure.attempt, failure.reason)
+            end = (lifecycle.finish, failure)
         except Exception as error:
             if end is not None:
                 raise
@@ -89,7 +89,7 @@ async def execute(session: Session) -> None:
                 refused_at, is_behind = session.journal.length, True
                 continue
             logger.exception("run %s failed for an unexpected reason", session.run.id)
-            end = (lifecycle.fail, RunError.INTERNAL_ERROR, "Something went wrong on our side.")
+            end = (lifecycle.finish, RunFailed(RunError.INTERNAL_ERROR, "Something went wrong on our side."))
 
 
 async def _steps(session: Session) -> None:
@@ -225,12 +225,12 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     tries = sum(all("key" in call for call in row.tool_calls) for row in [*session.journal.turns, turn])
     if not tool_calls and tries >= OUTPUT_ATTEMPTS:
         message = f"The model gave no output that fits the schema, {OUTPUT_ATTEMPTS} times."
-        await record(lifecycle.fail, RunError.OUTPUT_INVALID, message, turn=turn, charge=charge)
+        await record(lifecycle.finish, RunFailed(RunError.OUTPUT_INVALID, message), turn=turn, charge=charge)
         return
     if len(session.journal.calls) + len(tool_calls) > RUN_CALLS_MAX:
         turn.tool_calls = []
         message = f"The run needed more than its limit of {RUN_CALLS_MAX} tool calls."
-        await record(lifecycle.fail, RunError.CALL_LIMIT_EXCEEDED, message, turn=turn, charge=charge)
+        await record(lifecycle.finish, RunFailed(RunError.CALL_LIMIT_EXCEEDED, message), turn=turn, charge=charge)
         return
     new = await calls.new_invocations(session, turn.index, tool_calls)
     ready = calls.needs_no_approval(session, new)

@@ -23,7 +23,7 @@ from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine.session import Session
 from runs.errors import FailureReason, RunError
-from runs.lifecycle import Refusal
+from runs.lifecycle import Refusal, RunFailed
 from runs.llm import files as llm_files
 from runs.llm.base import ModelError, ModelRequest, ToolCall, TurnEnd, Usage
 from runs.llm.measure import Size, measure, upper_bound
@@ -41,18 +41,6 @@ _known: dict[str, int] = {}  # the lowest count of a request by the digest of it
 
 # The turn's index or the key of a compaction, and the number of the request under the run's lease.
 Step = tuple[int | str, int]
-
-
-class RunFailed(Exception):
-    """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for users;
-    ``attempt`` is the failed request, if there is one; ``reason`` is for staff.
-    """
-
-    def __init__(
-        self, code: str, message: str, attempt: ModelAttempt | None = None, reason: FailureReason | None = None
-    ) -> None:
-        self.code, self.message, self.attempt, self.reason = code, message, attempt, reason
-        super().__init__(code, message)
 
 
 class Exhausted(RunFailed):

@@ -1,6 +1,5 @@
-"""The state machine of runs, tool calls and waitpoints: the only writer of their statuses. Other packages use only the
-names below. ``runs``, ``calls``, ``parking`` and ``waitpoints`` have one function for each transition; ``moves`` has
-the guarded UPDATEs.
+"""The state machine of runs, tool calls and waitpoints: the only writer of their statuses. Others use only these names.
+``runs``, ``calls``, ``parking`` and ``waitpoints`` have a function for each transition, ``moves`` the guarded UPDATEs.
 """
 # ruff: noqa: F401
 
@@ -10,7 +9,6 @@ from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
 from runs.lifecycle.moves import LeaseLost, Moved, cancel_line
 from runs.lifecycle.parking import (
-    Recorded,
     contact_again,
     due_contacts,
     end_contact,
@@ -23,12 +21,12 @@ from runs.lifecycle.parking import (
 )
 from runs.lifecycle.runs import (
     ChatChanged,
-    cancel,
+    RunFailed,
     claim,
     complete,
     end_request,
     enqueue,
-    fail,
+    finish,
     hand_over,
     record_compaction,
     record_turn,
@@ -47,11 +45,4 @@ from runs.lifecycle.spending import (
 )
 from runs.lifecycle.sweeps import reap_workers, release_unexecuted, repair, sweep, take_due_runs, wakeable_runs
 from runs.lifecycle.text import append_text, streamed_text
-from runs.lifecycle.waitpoints import (
-    answer_waitpoint,
-    expire_waitpoint,
-    open_waitpoint,
-    pause,
-    refuse_pause,
-    resume_paid,
-)
+from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint, pause, resume_paid

@@ -5,7 +5,7 @@ transaction locks the run. A worker that owns the run finds the run's stream ahe
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import transaction
 from django.db.models import F, QuerySet, Window
@@ -25,18 +25,10 @@ from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocati
 from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_text, shorten, tool_error
 from runs.tools.questions import Dialogue
 
-# At most one progress report of a call is kept in this many seconds.
-PROGRESS_SECONDS = 1
+PROGRESS_SECONDS = 1  # At most one progress report of a call is kept in this many seconds.
 TELL_AGAIN_SECONDS = (30, 60)  # pauses between the attempts to tell a tool's server about the end of a call
 # The longest time of a request about an open call; after it, another worker makes the request again.
 CONTACT_SECONDS = 60
-
-
-class Recorded(NamedTuple):
-    """The call as it then is, and whether the outcome or progress was recorded."""
-
-    call: ToolInvocation
-    accepted: bool
 
 
 @transaction.atomic
@@ -83,21 +75,21 @@ def park_run(run: Run) -> Moved:
 
 
 @transaction.atomic
-def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> Recorded:
-    """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to. The run may have any
-    state, and no lease is needed. Only the first outcome counts, and none after the call's time.
+def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[ToolInvocation, bool]:
+    """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to, in any state of the run.
+    Only the first outcome in time counts. Returns the call as it then is, and whether the outcome was recorded.
     """
     run, call = _locked(call)
     if call.status != InvocationStatus.DISPATCHING or (call.awaiting is None and call.park_seconds is None):
-        return Recorded(call, accepted=False)
+        return call, False
     if call.expires_at is not None and call.expires_at <= clock.now():
-        return Recorded(_expire(run, call), accepted=False)
-    return Recorded(_end(run, call, outcome), accepted=True)
+        return _expire(run, call), False
+    return _end(run, call, outcome), True
 
 
 @transaction.atomic
-def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> Recorded:
-    """The progress of an open call, unless the last one is less than PROGRESS_SECONDS old."""
+def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> tuple[ToolInvocation, bool]:
+    """``record_outcome`` for the progress of an open call, unless the last one is less than PROGRESS_SECONDS old."""
     run, call = _locked(call)
     now = clock.now()
     # Each progress report adds an event, so that an owner of the run must read the run again.
@@ -105,10 +97,10 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     last = (call.progress or {}).get("at")
     is_early = last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
     if call.status != InvocationStatus.DISPATCHING or disturbs or is_early:
-        return Recorded(call, accepted=False)
+        return call, False
     call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, fraction, message))
     move_run(run, run.status, [events.tool_progress(call)])
-    return Recorded(call, accepted=True)
+    return call, True
 
 
 def _progress(now: datetime, fraction: float | None, message: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from config.database.writes import Writes, insert
 from config.kernel import clock
 from config.queue.publisher import nudge_after_commit
 from runs import catalogue, events, metrics
-from runs.errors import RunError
+from runs.errors import FailureReason, RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls as call_transitions
 from runs.lifecycle import spending
@@ -37,6 +37,19 @@ NOT_LIVE |= {"awaiting": None, "due_at": None}
 
 class ChatChanged(Exception):
     """The chat has changed since it was read; nothing was written."""
+
+
+class RunFailed(Exception):
+    """The run cannot continue. ``code`` is an ``errorCode`` of docs/resources.md, "Runs"; ``message`` is for users;
+    ``attempt`` is the failed request, if there is one; without one, ``reason`` says for staff why the run ends.
+    """
+
+    def __init__(
+        self, code: str, message: str, attempt: ModelAttempt | None = None, reason: FailureReason | None = None
+    ) -> None:
+        self.code, self.message, self.attempt = code, message, attempt
+        self.reason: str | None = reason if attempt is None else attempt.reason
+        super().__init__(code, message)
 
 
 def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bool) -> Run:
@@ -73,12 +86,10 @@ def request_cancel(run_id: str) -> None:
     run = lock_run(run_id)
     if run is None or run.is_over:
         return
-    requested = run.cancel_requested_at or clock.now()
-    if run.status == RunStatus.RUNNING and run.worker_id is not None:
-        if run.cancel_requested_at is None:
-            move_run(run, RunStatus.RUNNING, (), cancel_requested_at=requested)
-        return
-    finish(run, RunStatus.CANCELLED, owned=False, cancel_requested_at=requested)
+    if run.status != RunStatus.RUNNING or run.worker_id is None:
+        finish(run, owned=False, cancel_requested_at=run.cancel_requested_at or clock.now())
+    elif run.cancel_requested_at is None:
+        move_run(run, RunStatus.RUNNING, (), cancel_requested_at=clock.now())
 
 
 @transaction.atomic
@@ -91,10 +102,8 @@ def claim(run_id: str, worker_id: str) -> Run | None:
     if run is None:
         return None
     now = clock.after(run.created_at)
-    changes: dict[str, Any] = {"worker_id": worker_id, "lease_token": run.lease_token + 1, "running_since": now}
+    changes = stop_running(run) | {"worker_id": worker_id, "lease_token": run.lease_token + 1, "running_since": now}
     changes |= {"due_at": None, "throttled": False, "parked": False}
-    if run.worker_id is not None:
-        changes["ran_ms"] = stop_running(run)["ran_ms"]
     happened: list[StreamEvent] = []
     if run.status == RunStatus.RUNNING:
         changes |= spending.settle(run)
@@ -125,12 +134,11 @@ def record_turn(
     call_transitions.fence_to_dispatch(run, ready)
     spending.charge(charge)
     rejected = [call for call in calls if call.status == InvocationStatus.FAILED]
-    happened = text_events(delta) + [events.tool_completed(call) for call in rejected]
     moved: dict[str, ToolInvocation] = {}
     for call, to, changes in call_transitions.dispatch(run, ready):
         moved[call.id] = changed(call, status=to or call.status, **changes)
         metrics.call_moved(moved[call.id], call.status)
-    happened += call_transitions.dispatch_events(moved.values())
+    happened = [*text_events(delta), *call_transitions.dispatch_events([*rejected, *moved.values()])]
     stored = [moved.get(call.id, call) for call in calls]
     changes = spending.usage(run, turn) | {"tool_invocation_count": run.tool_invocation_count + len(stored)}
     changes |= call_transitions.awaiting([run.awaiting, *(call.awaiting for call in stored)])
@@ -214,21 +222,6 @@ def _turn(run: Run, turn: Turn, content: str) -> Writes:
 
 
 @transaction.atomic
-def fail(
-    run: Run, code: str, message: str, attempt: ModelAttempt | None = None, reason: str | None = None, **ending: Any
-) -> Moved:
-    """running → failed, by its owner; ``ending`` is as in ``finish``."""
-    ending |= {"code": code, "message": message, "attempt": attempt, "reason": reason}
-    return finish(run, RunStatus.FAILED, owned=True, **ending)
-
-
-@transaction.atomic
-def cancel(run: Run, **ending: Any) -> Moved:
-    """running → cancelled, by its owner; ``ending`` is as in ``finish``."""
-    return finish(run, RunStatus.CANCELLED, owned=True, **ending)
-
-
-@transaction.atomic
 def hand_over(run: Run) -> Moved:
     """The owner gives up its lease: another worker continues at the next step. This does not count as a lost lease."""
     fence(run)
@@ -239,15 +232,12 @@ def hand_over(run: Run) -> Moved:
     return Moved(run)
 
 
+@transaction.atomic(savepoint=False)
 def finish(
     run: Run,
-    to: str,
+    failure: RunFailed | None = None,
     *,
-    owned: bool,
-    code: str | None = None,
-    message: str | None = None,
-    attempt: ModelAttempt | None = None,
-    reason: str | None = None,
+    owned: bool = True,
     turn: Turn | None = None,
     charge: Charge | None = None,
     delta: str = "",
@@ -255,24 +245,20 @@ def finish(
     happened: Sequence[StreamEvent] = (),
     **changes: Any,
 ) -> Moved:
-    """→ failed or cancelled, in the caller's transaction, which has locked the run unless it is ``owned``. Open calls
-    and waitpoints are closed, all holds are settled. ``happened``: events before those of the end.
+    """→ failed, or without a ``failure`` → cancelled, by the run's owner; if it is not ``owned``, the caller has locked
+    it. Open calls and waitpoints are closed, all holds are settled. ``happened``: events before those of the end.
 
-    ``attempt`` is the failed request that ends the run; without one, ``reason`` says for staff why the run ends. A
-    complete ``turn`` that fails the run is recorded and charged. ``delta`` is the text of an unrecorded turn that was
+    A complete ``turn`` that fails the run is recorded and charged. ``delta`` is the text of an unrecorded turn that was
     not streamed yet: the message becomes what the stream then has. ``partial`` is what that turn cost.
     """
     promoted = promote_next(run)
     if owned:
         run = fence(run, ends=True)
-    if attempt is not None:
-        insert(attempt)
-        reason = attempt.reason
     if turn is not None:
         insert(turn)
         spending.charge(charge)
         changes |= spending.usage(run, turn)
-    end_reason = "run_cancelled" if to == RunStatus.CANCELLED else "run_ended"
+    to, end_reason = (RunStatus.FAILED, "run_ended") if failure else (RunStatus.CANCELLED, "run_cancelled")
     happened = [*happened, *text_events(delta), *call_transitions.close_open(run, end_reason)]
     changes |= spending.settle(run, partial, ends=True)
     also = Writes()
@@ -280,16 +266,21 @@ def finish(
         content = streamed_text(run) + delta
         write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
-    happened.append(events.run_status(run, to, code, message))
     changes |= stop_running(run) | NOT_LIVE | {"finished_at": clock.now()}
-    changes |= {"error_code": code, "error_message": message, "failure_reason": reason}
-    if to == RunStatus.FAILED:
+    if failure is None:
+        happened.append(events.run_status(run, to))
+    else:
+        code, attempt = failure.code, failure.attempt
+        happened.append(events.run_status(run, to, code, failure.message))
+        changes |= {"error_code": code, "error_message": failure.message, "failure_reason": failure.reason}
+        if attempt is not None:
+            insert(attempt)
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
         # For staff: only names of this service and numbers. It quotes no text of users or providers.
         text = "run %s failed: %s, reason %s, provider %s, HTTP status %s, attempt %s"
         request = (attempt.provider, attempt.http_status or "-", attempt.number) if attempt else ("-", "-", "-")
-        log = functools.partial(logger.warning, text, run.pk, code, reason or "-", *request)
+        log = functools.partial(logger.warning, text, run.pk, code, failure.reason or "-", *request)
         transaction.on_commit(log, robust=True)
     run = move_run(run, to, happened, also=also, **changes)
     unblock(promoted)

@@ -5,7 +5,7 @@ time. The heartbeats of run workers call these functions, at any moment and seve
 
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import datetime, timedelta
 from functools import partial, update_wrapper
 
@@ -99,7 +99,8 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     # This also finds a run whose claim was in flight while its worker was deleted.
     gone = ~Exists(Worker.objects.filter(pk=OuterRef("worker_id")))
     ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
-    _release(ownerless, in_order(ownerless, "worker_id", BATCH), seconds)
+    run_ids = in_order(ownerless, "worker_id", BATCH)
+    list(jobs.each_batch(JOB, run_ids, partial(release, ownerless), RELEASE_BATCH, seconds))
     # Searched at each call: the process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     list(jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds))
@@ -126,11 +127,7 @@ def release_unexecuted(
     unexecuted = [run_id for run_id in list(owned.values_list("pk", flat=True)) if run_id not in executing]
     if not unexecuted or leaving():
         return []
-    return _release(owned, unexecuted, seconds)
-
-
-def _release(rows: QuerySet[Run], run_ids: Iterable[str], seconds: float) -> list[str]:
-    return list(jobs.each_batch(JOB, run_ids, partial(release, rows), RELEASE_BATCH, seconds))
+    return list(jobs.each_batch(JOB, unexecuted, partial(release, owned), RELEASE_BATCH, seconds))
 
 
 @transaction.atomic
@@ -169,7 +166,7 @@ def give_up(run_id: str) -> None:
         return
     if run.lease_losses >= line.RUN_LEASE_LOSSES_MAX:
         message = f"The run lost its worker {run.lease_losses} times."
-        runs.finish(run, RunStatus.FAILED, owned=False, code=RunError.WORKER_LOST, message=message)
+        runs.finish(run, runs.RunFailed(RunError.WORKER_LOST, message), owned=False)
 
 
 def take_due_runs(limit: int) -> list[str]:

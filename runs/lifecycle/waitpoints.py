@@ -1,6 +1,6 @@
 """Every transition of a waitpoint, with the transitions of its run that it causes; ``moves`` has the rules."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
@@ -45,8 +45,7 @@ def pause(run: Run, refusal: Refusal, call: ToolInvocation | None) -> Moved:
     moved = _open(run, settings.CREDITS_WAIT_SECONDS, kind=kind, request_payload=payload, needed=refusal.needs)
     if refusal.code == RunError.INSUFFICIENT_CREDITS:
         spending.report_exhausted(run)
-    # Credits may have been granted since the refusal.
-    nudge_after_commit(RESUME_PAID, str(run.user_id))
+    nudge_after_commit(RESUME_PAID, str(run.user_id))  # Credits may have been granted since the refusal.
     return moved
 
 
@@ -62,36 +61,24 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
 
 @transaction.atomic
 def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any) -> Waitpoint:
-    """PENDING → COMPLETED, and the run waiting → queued with ``changes``. Only the first answer in time counts."""
+    """PENDING → COMPLETED, and the run waiting → queued with ``changes``, or waiting → failed if its user refuses to
+    wait for credits. Only the first answer in time counts.
+    """
     run, waitpoint = _locked(waitpoint_id)
-    return _answer(run, waitpoint, payload, **changes) if run is not None and _is_open(waitpoint) else waitpoint
-
-
-@transaction.atomic
-def refuse_pause(waitpoint_id: str, payload: dict[str, Any]) -> Waitpoint:
-    """The answer of a user who refuses to wait for credits: PENDING → COMPLETED, and the run waiting → failed."""
-    run, waitpoint = _locked(waitpoint_id)
-    if run is None or not _is_open(waitpoint):
+    if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at <= clock.now():
         return waitpoint
-    waitpoint, asked = _complete(waitpoint, payload, clock.now()), waitpoint.request_payload
-    refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
-    ending: dict[str, Any] = {"code": refused.code, "message": refused.message}
-    runs.finish(run, RunStatus.FAILED, owned=False, happened=[events.waitpoint_moved(waitpoint)], **ending)
-    return waitpoint
-
-
-def _is_open(waitpoint: Waitpoint) -> bool:
-    return waitpoint.status == WaitpointStatus.PENDING and waitpoint.expires_at > clock.now()
-
-
-def _complete(waitpoint: Waitpoint, payload: dict[str, Any], now: datetime) -> Waitpoint:
-    resolved = payload | {"respondedAt": clock.iso(now)}
-    return close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    return _answer(run, waitpoint, payload, **changes)
 
 
 def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: Any) -> Waitpoint:
-    call, now = waitpoint.invocation, clock.now()
-    waitpoint = _complete(waitpoint, payload, now)
+    call, asked, now = waitpoint.invocation, waitpoint.request_payload, clock.now()
+    resolved = payload | {"respondedAt": clock.iso(now)}
+    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    if waitpoint.needed is not None and not payload["approved"]:
+        refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
+        happened = [events.waitpoint_moved(waitpoint)]
+        runs.finish(run, runs.RunFailed(refused.code, refused.message), owned=False, happened=happened)
+        return waitpoint
     told = [] if call is None else _answer_call(run, call, waitpoint.kind, payload)
     happened = [events.waitpoint_moved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
     move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
@@ -145,15 +132,13 @@ def resume_paid(user_id: int) -> int:
     resumed = 0
     in_order = payable().filter(run__user=user_id).order_by("run__created_at", "run_id").values_list("pk", "needed")
     for waitpoint_id, needed in list(in_order[:RESUMED_AT_ONCE]):
-        if needed is not None and needed <= left and _resume(waitpoint_id):
-            left, resumed = left - needed, resumed + 1
+        if needed is None or needed > left:
+            continue
+        with transaction.atomic():
+            run, waitpoint = _locked(waitpoint_id, wait=False)
+            if run is not None and _answer_if_paid(run, waitpoint):
+                left, resumed = left - needed, resumed + 1
     return resumed
-
-
-@transaction.atomic
-def _resume(waitpoint_id: str) -> bool:
-    run, waitpoint = _locked(waitpoint_id, wait=False)
-    return run is not None and _answer_if_paid(run, waitpoint)
 
 
 def _answer_if_paid(run: Run, waitpoint: Waitpoint) -> bool:
@@ -179,8 +164,8 @@ def expire_waitpoint(waitpoint_id: str, *, wait: bool = False) -> bool:
     if run is None or waitpoint.status != WaitpointStatus.PENDING or waitpoint.expires_at > clock.now():
         return False
     if not _answer_if_paid(run, waitpoint):
-        code, message = RunError.WAITPOINT_EXPIRED, "Nobody answered in time."
-        runs.finish(run, RunStatus.FAILED, owned=False, code=code, message=message)
+        failure = runs.RunFailed(RunError.WAITPOINT_EXPIRED, "Nobody answered in time.")
+        runs.finish(run, failure, owned=False)
     return True
 
 

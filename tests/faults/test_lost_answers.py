@@ -96,16 +96,16 @@ def test_a_pause_for_want_of_credits_happens_once(bench, monkeypatch, user):
     assert lifecycle.violations() == []
 
 
-@pytest.mark.parametrize("step", ["fail", "cancel"])
-def test_every_final_step_happens_once(bench, monkeypatch, step):
-    loser = Loser(monkeypatch, lifecycle, step, lambda number: number == 1)
-    run = bench.start("/say so far\n/wait 30" if step == "cancel" else "/say so far\n/fail broken")
-    if step == "cancel":
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_every_final_step_happens_once(bench, monkeypatch, end):
+    loser = Loser(monkeypatch, lifecycle, "finish", lambda number: number == 1)
+    run = bench.start("/say so far\n/wait 30" if end == "cancelled" else "/say so far\n/fail broken")
+    if end == "cancelled":
         until(lambda: Run.objects.get(pk=run["id"]).unrecorded_text)
         bench.cancel(run["id"])
     run = bench.wait(run["id"])
     assert loser.lost == 1
-    assert run["status"] == ("cancelled" if step == "cancel" else "failed")
+    assert run["status"] == end
     assert lifecycle.violations() == []
 
 
@@ -203,15 +203,15 @@ def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, 
 
 
 def test_a_cancel_that_is_behind_the_database_charges_what_was_used(bench, monkeypatch):
-    refused, cancel = [], lifecycle.cancel
+    refused, finish = [], lifecycle.finish
 
     def refuse_once(run: Run, **kwargs: Any) -> Any:
         if not refused:
             refused.append(run.pk)
             raise lifecycle.LeaseLost(run.pk)
-        return cancel(run, **kwargs)
+        return finish(run, **kwargs)
 
-    monkeypatch.setattr(lifecycle, "cancel", refuse_once)
+    monkeypatch.setattr(lifecycle, "finish", refuse_once)
     run = bench.start("/stream 100 10\n/wait 30")
     until(lambda: len(lifecycle.streamed_text(Run.objects.get())) > 400)
     bench.cancel(run["id"])

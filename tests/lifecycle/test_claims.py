@@ -37,7 +37,7 @@ def test_runs_that_end_at_the_same_moment_start_as_many(settings, user, nudges):
     ]
     running = [run for run_id in started if (run := lifecycle.claim(run_id, "wkr_1"))]
     nudges.clear()
-    side_by_side(LIMIT, lambda number: lifecycle.cancel(running[number]))
+    side_by_side(LIMIT, lambda number: lifecycle.finish(running[number]))
     nudged = [run_id for _, run_ids, _ in nudges for run_id in run_ids]
     assert sorted(nudged) == started[LIMIT : 2 * LIMIT]
     # No later run takes their places, and a sweep finds them if their messages are lost.

@@ -160,7 +160,7 @@ class Parking(RuleBasedStateMachine):
     def call_back(self, at: int, text: str) -> None:
         call = ToolInvocation.objects.get(run=self.run_id, call_index=at + 1)
         outcome = ToolResult(text, (), MICRO) if text else tool_error("no")
-        if lifecycle.record_outcome(call, outcome).accepted:
+        if lifecycle.record_outcome(call, outcome)[1]:
             assert call.status == "DISPATCHING", "only an open call has an outcome"
             assert call.awaiting or call.park_seconds, "nobody else gives the outcome of a call that a worker makes"
             assert call.pk not in self.accepted, "the first outcome counts"

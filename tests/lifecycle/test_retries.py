@@ -291,7 +291,7 @@ def test_a_takeover_waits_only_for_the_rest(bench, engines, faults, settings):
     assert Run.objects.get().lease_losses == 1
 
 
-@pytest.mark.parametrize("step", ["end_request", "fail"])
+@pytest.mark.parametrize("step", ["end_request", "finish"])
 def test_a_failure_whose_answer_was_lost_is_recorded_once(bench, faults, monkeypatch, settings, step):
     """The commit succeeds, but the worker is told of an error and repeats the step."""
     settings.MODEL_ATTEMPTS = 2

@@ -27,6 +27,7 @@ from runs import lifecycle
 from runs.catalogue.definitions import Server
 from runs.engine.requests import Allowance, Short, allow, charge_of, partial_charge
 from runs.events import join_text
+from runs.lifecycle import RunFailed
 from runs.llm.base import ModelRequest, Usage, UserMessage
 from runs.models import FINAL_RUN_STATUSES, LIVE_RUN_STATUSES, ModelAttempt, Run, RunStatus, ToolInvocation, Turn
 from runs.tools.base import ToolFailure, ToolResult
@@ -148,7 +149,7 @@ class Spending(RuleBasedStateMachine):
             allowance = self.step(worker, fate, allow, worker.run, request, step, {})
         except Short as short:  # without a refusal, it waits for what other steps hold
             if short.refusal:
-                self.finish(worker, "done", lifecycle.fail, short.refusal.code, short.refusal.message)
+                self.finish(worker, "done", lifecycle.finish, RunFailed(short.refusal.code, short.refusal.message))
             return
         if allowance:
             assert allowance.output_tokens >= min(1000, 256)
@@ -247,7 +248,7 @@ class Spending(RuleBasedStateMachine):
         )
         charge = worker.partial_charge()
         if not again:
-            self.finish(worker, fate, lifecycle.fail, "MODEL_ERROR", "no", attempt, partial=charge)
+            self.finish(worker, fate, lifecycle.finish, RunFailed("MODEL_ERROR", "no", attempt), partial=charge)
         elif self.step(worker, fate, lifecycle.end_request, worker.run, attempt, self.text(worker), charge):
             worker.request, worker.attempts = None, worker.attempts + 1
 
@@ -260,9 +261,11 @@ class Spending(RuleBasedStateMachine):
             if worker.request is None and self.step(worker, fate, lifecycle.hand_over, worker.run):
                 del self.workers[worker.run.pk]
         elif how == "cancel":
-            self.finish(worker, fate, lifecycle.cancel, partial=worker.partial_charge())
+            self.finish(worker, fate, lifecycle.finish, partial=worker.partial_charge())
         else:
-            self.finish(worker, fate, lifecycle.fail, "RUN_TIMEOUT", "late", partial=worker.partial_charge())
+            self.finish(
+                worker, fate, lifecycle.finish, RunFailed("RUN_TIMEOUT", "late"), partial=worker.partial_charge()
+            )
 
     @rule(at=RUNS, released=st.booleans())
     def crash(self, at: int, released: bool) -> None:

@@ -20,7 +20,7 @@ class Command(BaseCommand):
         call = ToolInvocation.objects.filter(pk=invocation).first()
         if call is None:
             raise CommandError(f"There is no tool call {invocation}.")
-        recorded = services.record_callback(call, clean_result(ToolResult(result)))
-        if not recorded.accepted:
-            raise CommandError(f"The call does not await an outcome: it is {recorded.call.status}.")
-        self.stdout.write(f"{invocation} is {recorded.call.status}.")
+        call, accepted = services.record_callback(call, clean_result(ToolResult(result)))
+        if not accepted:
+            raise CommandError(f"The call does not await an outcome: it is {call.status}.")
+        self.stdout.write(f"{invocation} is {call.status}.")
