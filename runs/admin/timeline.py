@@ -18,7 +18,6 @@ from credits.models import EntryType, LedgerEntry
 from runs import models
 from runs.errors import FailureReason, RunError
 from runs.events import StreamType
-from runs.lifecycle import compaction_key
 from runs.models import Run, RunStatus
 from webhooks.models import Attempt, Delivery
 
@@ -129,7 +128,7 @@ def _compaction(step: models.Compaction) -> Step:
     if step.kind == models.CompactionKind.SUMMARY:
         text += f"; {step.model}, {_tokens(step)}; the summary is among the messages and results"
     text += f"; no summary: {step.failure_reason}" if step.failure_reason else ""
-    title, key = f"Compaction {step.index}", compaction_key(step.index)
+    title, key = f"Compaction {step.index}", step.KEY.format(step.index)
     return Step("compaction", title, step.started_at, step.finished_at, text, "", "info", key)
 
 

@@ -155,7 +155,7 @@ async def _ask(session: Session, call: ToolInvocation, question: tuple[str, dict
     over = None
     # The budget already counts the hold of an approved or dispatched call.
     if call.status == InvocationStatus.PENDING and not _is_approved(session, call):
-        over = await session.db(lifecycle.budget_refusal, call.credit_estimate)
+        over = await session.db(lifecycle.refusal, call.credit_estimate, of_credits=False)
     if over and session.run.waits_for_credits:
         raise Exhausted(over, call)
     if over:

@@ -32,17 +32,7 @@ from runs.lifecycle.runs import (
     record_turn,
     request_cancel,
 )
-from runs.lifecycle.spending import (
-    Charge,
-    Refusal,
-    budget_refusal,
-    compaction_key,
-    held_turn,
-    hold_turn,
-    refusal,
-    spendable,
-    wait_for_credits,
-)
+from runs.lifecycle.spending import Charge, Refusal, held_turn, hold_turn, refusal, spendable, wait_for_credits
 from runs.lifecycle.sweeps import reap_workers, release_unexecuted, repair, sweep, take_due_runs, wakeable_runs
 from runs.lifecycle.text import append_text, streamed_text
 from runs.lifecycle.waitpoints import answer_waitpoint, expire_waitpoint, open_waitpoint, pause, resume_paid

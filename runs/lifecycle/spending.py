@@ -74,25 +74,19 @@ class Refusal:
         return f"The next step can cost up to {needs} credits; {left} {what}."
 
 
-def budget_refusal(run: Run, needs: int) -> Refusal | None:
-    """The refusal if a step that ``needs`` this amount would exceed the run's maxCredits, or None. Reads only."""
-    if run.max_credits is None:
-        return None
-    left = run.max_credits - sums.committed(run.id)
-    return Refusal(RunError.BUDGET_EXCEEDED, needs, left) if left < needs else None
-
-
-def refusal(run: Run, needs: int) -> Refusal | None:
-    """The refusal if budget or credits are not enough for a step; None also if it only has to wait for other steps."""
-    if over := budget_refusal(run, needs):
-        return over
-    available = spendable(run, needs)
+def refusal(run: Run, needs: int, *, of_credits: bool = True) -> Refusal | None:
+    """The refusal if maxCredits, or what is available, is too little for a step that ``needs`` this amount.
+    None also if it only has to wait for other steps. Reads only.
+    """
+    if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) < needs:
+        return Refusal(RunError.BUDGET_EXCEEDED, needs, left)
+    available = spendable(run, needs) if of_credits else None
     return None if available is None or available >= needs else Refusal(RunError.INSUFFICIENT_CREDITS, needs, available)
 
 
 def hold_call(run: Run, call: ToolInvocation) -> bool:
     """Hold the estimate. False if call or run must wait. Raises ToolFailure if credits or budget are not enough."""
-    over = budget_refusal(run, call.credit_estimate)
+    over = refusal(run, call.credit_estimate, of_credits=False)
     if over is None:
         try:
             price = {"perCall": call.credit_estimate}
@@ -113,7 +107,7 @@ def report_exhausted(run: Run) -> None:
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
     """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn`` is the turn's
-    index, or a ``compaction_key``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits; then
+    index, or ``Compaction.KEY``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits; then
     nothing has changed. A repeated call returns the hold of the first call.
     """
     # The statement locks the run, so its next owner, or its end, finds this hold when it looks for open holds.
@@ -201,11 +195,6 @@ def charge_with(run: Run, charged: Charge | None, guards: Writes, also: Writes) 
         # The account must change only if the run's row does, so the run's row is checked before the account.
         guards.lock(Run, as_known(run))
         ledger.settle_with(guards, also, charged.hold, charged.amount, price=charged.price)
-
-
-def compaction_key(index: int) -> str:
-    """The value of ``turn`` in the ledger's rows of a compaction."""
-    return f"c{index}"
 
 
 def settle(run: Run, partial: Charge | None = None, *, ends: bool = False) -> dict[str, Any]:

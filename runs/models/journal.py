@@ -100,6 +100,8 @@ class Compaction(models.Model):
     more than ``result_chars`` characters up to ``result_turn``. Tokens and cost are those of a summary.
     """
 
+    KEY = "c{}"  # of the index: ``turn`` in the price of the summary's ledger rows
+
     chat = models.ForeignKey(Chat, models.CASCADE, related_name="compactions", db_index=False)
     run = models.ForeignKey(Run, models.CASCADE, related_name="compactions", db_index=False)
     index = models.PositiveIntegerField()  # from 1, for each run

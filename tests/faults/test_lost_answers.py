@@ -35,7 +35,7 @@ STEPS = (
     (lifecycle, "append_text"),
     (lifecycle, "record_turn"),
     (lifecycle, "record_call_result"),
-    (lifecycle, "budget_refusal"),
+    (lifecycle, "refusal"),
     (lifecycle, "open_waitpoint"),
     (lifecycle, "dispatch_calls"),
     (lifecycle, "complete"),

@@ -30,7 +30,7 @@ from runs.engine.session import Session
 from runs.engine.transcript import Cut, RunPart
 from runs.errors import FailureReason
 from runs.llm.base import ModelError, ModelRequest, UserMessage
-from runs.models import CompactionKind, Run
+from runs.models import Compaction, CompactionKind, Run
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ async def _summarise(session: Session, plan: Plan, step: Step) -> bool:
             async with session.process.model_places.hold(model.server, session.run.user_id) as may_begin:
                 if not may_begin or model not in _summarisers(session, plan.model):
                     continue  # the process drains, or staff have changed the model during this wait
-                key = lifecycle.compaction_key(index)
+                key = Compaction.KEY.format(index)
                 answer = await ask(session, request, key, said.append, reserve=least_after)
             lifecycle.crash_point("after_summary")
             text = "".join(said).encode()[:longest]
