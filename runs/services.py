@@ -297,8 +297,6 @@ def record_callback(call: ToolInvocation, said: ToolResult | ToolFailure | Parke
     """
     if call.status in models.FINAL_INVOCATION_STATUSES:
         return call, False
-    if isinstance(said, Parked):
-        return lifecycle.record_progress(call, said.fraction, said.message or None)
     lifecycle.crash_point("before_outcome")
     return lifecycle.record_outcome(call, said)
 

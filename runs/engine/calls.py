@@ -251,7 +251,7 @@ async def _call(session: Session, call: ToolInvocation) -> Outcome:
         user_name=await session.db(lambda run: names.get(pk=run.pk)) if TYPES[tool.node_type].needs_url else "",
         timeout_seconds=max(0.1, session.remaining_seconds()),
         callback_url=callback_url(call.id, signed=signs) if call.park_seconds else "",
-        park_until=lifecycle.latest_end(call) if call.park_seconds else None,
+        park_until=call.latest_end if call.park_seconds else None,
     )
     # Whether the call may be parked was decided when the model made it.
     return await call_tool(replace(tool, park_seconds=call.park_seconds), call.input, context)

@@ -109,9 +109,8 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             answer = failure
     elif call.is_open:
         return
-    if not call.is_open or answer is None:
-        await process.db_for(user.pk, lifecycle.end_contact, call)
-    elif isinstance(answer, Parked):
-        await process.db_for(user.pk, lifecycle.contact_again, call, answer)
+    answer = answer if call.is_open else None
+    if answer is None or isinstance(answer, Parked):
+        await process.db_for(user.pk, lifecycle.record_contact, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call, answer)

@@ -8,17 +8,7 @@ from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
 from runs.lifecycle.moves import LeaseLost, Moved, cancel_line
-from runs.lifecycle.parking import (
-    contact_again,
-    due_contacts,
-    end_contact,
-    latest_end,
-    park_call,
-    park_run,
-    record_outcome,
-    record_progress,
-    take_contacts,
-)
+from runs.lifecycle.parking import due_contacts, park_call, park_run, record_contact, record_outcome, take_contacts
 from runs.lifecycle.runs import (
     ChatChanged,
     RunFailed,

@@ -41,7 +41,7 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
         return calls.record_call_result(run, call, tool_error(calls.TOO_MANY_PARKED), **told)
     now = clock.now()
     # The end that the call's request named beside the callback's address.
-    changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": latest_end(call)}
+    changes: dict[str, Any] = {"awaiting": Awaiting.TOOL.value, "expires_at": call.latest_end}
     if parked.contact_in_seconds is not None:
         contact_at = now + timedelta(seconds=parked.contact_in_seconds)
         changes |= {"contact_at": contact_at, "remote_task": parked.remote_task}
@@ -58,12 +58,6 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
     return Moved(run, [call])
 
 
-def latest_end(call: ToolInvocation) -> datetime:
-    """The time until which a dispatched call may await its tool. It is the same for each attempt of the call."""
-    assert call.started_at is not None  # noqa: S101  (it is dispatched)
-    return call.started_at + timedelta(seconds=call.park_seconds or 0)
-
-
 @transaction.atomic
 def park_run(run: Run) -> Moved:
     """The owner gives up its lease and the run's place: all open calls await outcomes from outside."""
@@ -75,22 +69,22 @@ def park_run(run: Run) -> Moved:
 
 
 @transaction.atomic
-def record_outcome(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[ToolInvocation, bool]:
+def record_outcome(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> tuple[ToolInvocation, bool]:
     """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to, in any state of the run.
-    Only the first outcome in time counts. Returns the call as it then is, and whether the outcome was recorded.
+    Or the progress of an open call, unless the last one is less than PROGRESS_SECONDS old. Only the first outcome in
+    time counts. Returns the call as it then is, and whether this was recorded.
     """
     run, call = _locked(call)
+    if isinstance(said, Parked):
+        return _record_progress(run, call, said)
     if call.status != InvocationStatus.DISPATCHING or (call.awaiting is None and call.park_seconds is None):
         return call, False
     if call.expires_at is not None and call.expires_at <= clock.now():
         return _expire(run, call), False
-    return _end(run, call, outcome), True
+    return _end(run, call, said), True
 
 
-@transaction.atomic
-def record_progress(call: ToolInvocation, fraction: float | None, message: str | None) -> tuple[ToolInvocation, bool]:
-    """``record_outcome`` for the progress of an open call, unless the last one is less than PROGRESS_SECONDS old."""
-    run, call = _locked(call)
+def _record_progress(run: Run, call: ToolInvocation, said: Parked) -> tuple[ToolInvocation, bool]:
     now = clock.now()
     # Each progress report adds an event, so that an owner of the run must read the run again.
     disturbs = run.worker_id is not None and now - run.updated_at < timedelta(seconds=PROGRESS_SECONDS)
@@ -98,7 +92,7 @@ def record_progress(call: ToolInvocation, fraction: float | None, message: str |
     is_early = last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
     if call.status != InvocationStatus.DISPATCHING or disturbs or is_early:
         return call, False
-    call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, fraction, message))
+    call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, said.fraction, said.message))
     move_run(run, run.status, [events.tool_progress(call)])
     return call, True
 
@@ -184,13 +178,13 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     return [call for calls_then in taken.values() for call in calls_then]
 
 
-def end_contact(call: ToolInvocation) -> None:
-    """The tool's server needs no further request about the call."""
-    ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
-
-
-def contact_again(call: ToolInvocation, still: Parked) -> None:
-    """The server of a call of ``take_contacts`` has answered that there is no outcome yet."""
+def record_contact(call: ToolInvocation, still: Parked | None) -> None:
+    """The server of a call of ``take_contacts`` has answered that there is no outcome yet; or, with None, it needs no
+    further request about the call.
+    """
+    if still is None:
+        ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
+        return
     if still.asks_user:
         _ask(call, still)
         return
@@ -199,7 +193,7 @@ def contact_again(call: ToolInvocation, still: Parked) -> None:
         return
     told: dict[str, Any] = {"fraction": still.fraction, "message": still.message or None}
     if any(value not in (None, (call.progress or {}).get(name)) for name, value in told.items()):
-        record_progress(call, **told)
+        record_outcome(call, still)
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:

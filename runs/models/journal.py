@@ -1,5 +1,7 @@
 """The journal of a run, from which a worker that takes it over continues. Only ``runs.lifecycle`` writes a status."""
 
+from datetime import datetime, timedelta
+
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -228,6 +230,12 @@ class ToolInvocation(ProtectedModel):
     @property
     def is_open(self) -> bool:
         return self.status not in FINAL_INVOCATION_STATUSES
+
+    @property
+    def latest_end(self) -> datetime:
+        """The time until which a dispatched call may await its tool. It is the same for each attempt of the call."""
+        assert self.started_at is not None  # noqa: S101  (it is dispatched)
+        return self.started_at + timedelta(seconds=self.park_seconds or 0)
 
     @property
     def duration_ms(self) -> int | None:

@@ -169,7 +169,7 @@ class Parking(RuleBasedStateMachine):
     @rule(at=AT)
     def tell_progress(self, at: int) -> None:
         call = ToolInvocation.objects.get(run=self.run_id, call_index=at + 1)
-        lifecycle.record_progress(call, 0.5, "half")
+        lifecycle.record_outcome(call, Parked(fraction=0.5, message="half"))
 
     @rule(says=st.sampled_from(["working", "asks", "asks", "done"]))
     def poll(self, says: str) -> None:
@@ -179,14 +179,14 @@ class Parking(RuleBasedStateMachine):
         for call in lifecycle.take_contacts(list(rows.values_list("pk", flat=True))):
             known = Dialogue.from_text(call.remote_task) if call.node_type == "mcp" else Dialogue()
             if call.status != "DISPATCHING":
-                lifecycle.end_contact(call)
+                lifecycle.record_contact(call, None)
             elif says == "done":
                 self.call_back(call.call_index - 1, "one")
             else:
                 self.was_asked |= says == "asks"
                 questions = (Question(f"q{known.answered}", "Who?", {"type": "object"}),) if says == "asks" else ()
                 task = replace(known, questions=questions, answers={}).to_text()
-                lifecycle.contact_again(call, Parked(remote_task=task, contact_in_seconds=None if questions else 5.0))
+                lifecycle.record_contact(call, Parked(remote_task=task, contact_in_seconds=None if questions else 5.0))
 
     @rule(at=AT, often=st.integers(0, 4))
     def expire(self, at: int, often: int) -> None:
