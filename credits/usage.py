@@ -79,9 +79,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     sums.pop(None, None)  # rows without a chat
     titles = import_string(settings.CREDITS_CHAT_TITLES)(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
-    return [
-        {"chat_id": chat_id, "chat_title": titles.get(chat_id), **total._asdict()} for chat_id, total in newest_first
-    ]
+    return [{"chat_id": key, "chat_title": titles.get(key), **total._asdict()} for key, total in newest_first]
 
 
 def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]]]:
