@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -20,14 +20,19 @@ SHORT_INPUT = 1000  # work on an input of this size takes about as long as a cha
 
 
 class Share:
-    """``per_user`` places for each user. Any thread may call the methods, but only one event loop may wait."""
+    """``per_user`` places for each user. Any thread and any event loop may use them."""
 
     def __init__(self, per_user: int) -> None:
         self.per_user = per_user
-        self.taken = self.waiting = 0
+        self.taken = 0
         self._taken = Counter[Hashable]()
-        self._lines: dict[Hashable, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._lines: dict[Hashable, deque[tuple[int, Future[None]]]] = {}
         self._lock = threading.RLock()
+
+    @property
+    def waiting(self) -> int:
+        with self._lock:
+            return sum(not turn.cancelled() for line in self._lines.values() for _, turn in line)
 
     @contextlib.asynccontextmanager
     async def hold(self, user: Hashable, amount: int = 1) -> AsyncIterator[None]:
@@ -41,21 +46,20 @@ class Share:
 
     async def take(self, user: Hashable, amount: int = 1) -> None:
         """Wait for places, which the caller gives back. ``amount`` is at most ``per_user``."""
-        turn = asyncio.get_running_loop().create_future()
+        turn = Future[None]()  # not of one event loop: the places may be given back on another one's thread
         with self._lock:
             self._lines.setdefault(user, deque()).append((amount, turn))
             self._advance(user)
-        self.waiting += 1
+        if turn.done():
+            return
         try:
-            await turn
+            await asyncio.wrap_future(turn)
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if turn.cancel():
                 self._advance(user)
             else:  # the places came at the moment of the cancel
                 self.give_back(user, amount)
             raise
-        finally:
-            self.waiting -= 1
 
     def take_now(self, user: Hashable, amount: int = 1) -> bool:
         """Take places, which the caller gives back, if that needs no wait. Returns whether it did."""
@@ -84,7 +88,7 @@ class Share:
             line = self._lines.get(user, deque())
             while line and (line[0][1].cancelled() or self._has_room(self._taken[user], line[0][0])):
                 amount, turn = line.popleft()
-                if not turn.cancelled():
+                if turn.set_running_or_notify_cancel():
                     self._add(user, amount)
                     turn.set_result(None)
             if not line:

@@ -102,6 +102,22 @@ def test_a_place_given_in_the_moment_of_a_cancel_is_not_lost():
     asyncio.run(scenario())
 
 
+def test_a_place_that_another_event_loop_gives_back_wakes_an_idle_one():
+    places, waits = Share(1), threading.Event()
+
+    async def wait():
+        asyncio.get_running_loop().call_soon(waits.set)
+        await places.take(1)
+
+    asyncio.run(places.take(1))
+    thread = threading.Thread(target=asyncio.run, args=[wait()], daemon=True)
+    thread.start()
+    assert waits.wait(20)
+    places.give_back(1)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_stuck_functions_of_one_user_leave_threads_to_others():
     async def scenario():
         threads, release, running = Threads(3, 2, "test"), threading.Event(), threading.Semaphore(0)
