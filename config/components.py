@@ -122,7 +122,7 @@ CELERY_TASK_QUEUES = {
     for name in ("runs", "webhooks", "webhooks-retry", "maintenance")
 }
 CELERY_TASK_ROUTES = {
-    **{key: {"queue": "runs"} for key in ("runs.execute_run", "runs.contact_tools", "runs.resume_paid")},
+    **{key: {"queue": "runs"} for key in ("runs.execute_run", "runs.resume_paid")},
     "webhooks.deliver_due": {"queue": "webhooks"},
     "webhooks.retry_due": {"queue": "webhooks-retry"},
 }

@@ -32,13 +32,6 @@ def execute_run(*run_ids: str) -> None:
             engine.offer(run_id)
 
 
-@shared_task(name=lifecycle.CONTACT)
-def contact_tools(*call_ids: str) -> None:
-    """Contact the servers of these calls' tools in this process's engine."""
-    if engine is not None:
-        engine.contact()
-
-
 @shared_task(name=RESUME_PAID)
 def resume_paid(*user_ids: str) -> None:
     """Resume the runs of these users that wait for credits."""

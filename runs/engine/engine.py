@@ -65,11 +65,6 @@ class Engine:
         if not self.heartbeat.stopped.is_set():
             self.loop.call_soon_threadsafe(self._admit, run_id)
 
-    def contact(self) -> None:
-        """Contact the tools' servers of parked calls that are due, if there is room. The other calls stay due."""
-        if not self.heartbeat.stopped.is_set():
-            self.loop.call_soon_threadsafe(self.contacts.woken.set)
-
     def drain(self) -> None:
         """Admit no more runs, and hand each run over at its next step. Can be called in a signal handler."""
         self.process.draining = True

@@ -3,7 +3,7 @@
 """
 # ruff: noqa: F401
 
-from runs.lifecycle.calls import CONTACT, dispatch_calls, keep_dialogue, record_call_result, reject_new_call
+from runs.lifecycle.calls import dispatch_calls, keep_dialogue, record_call_result, reject_new_call
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE

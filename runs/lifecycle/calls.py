@@ -8,7 +8,6 @@ from django.conf import settings
 from django.db import transaction
 
 from config.kernel import clock
-from config.queue.publisher import nudge_after_commit
 from credits import ledger
 from runs import events
 from runs.errors import CallError
@@ -19,7 +18,6 @@ from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_ca
 from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 
-CONTACT = "runs.contact_tools"  # the task that contacts the servers of parked calls' tools
 # The columns of awaiting, as an ended call has them.
 NOT_AWAITING: dict[str, Any] = dict.fromkeys(("awaiting", "expires_at", "progress", "contact_at")) | {"remote_task": ""}
 TOO_MANY_PARKED = "Too many calls of the user await their outcome."
@@ -157,8 +155,7 @@ def close_questions(**of: Any) -> list[StreamEvent]:
 
 
 def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:
-    """The changes of a call that ends without an outcome of its tool. The tool's server is told so after the commit."""
+    """The changes of a call that ends without an outcome of its tool. The tool's server is told so soon after."""
     if call.park_seconds is None:
         return {}
-    nudge_after_commit(CONTACT, call.id)
     return {"contact_at": clock.now(), "contacts": 0, "end_reason": reason, "remote_task": call.remote_task}

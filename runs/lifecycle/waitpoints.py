@@ -89,8 +89,8 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
 def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
     """Change an open call by the user's answer to a question about it. An approved call gets its hold and stays
     PENDING, also if the hold or the run must wait for credits; it becomes FAILED if they are not enough. A refused call
-    becomes REFUSED. An answer to the server of an open call is stored: a task's server gets the answers at once when
-    they are complete, other servers when the call is made again.
+    becomes REFUSED. An answer to the server of an open call is stored: a task's server gets the answers when they are
+    complete, other servers when the call is made again.
     """
     if kind == WaitpointKind.CLARIFICATION:
         if call.status == InvocationStatus.DISPATCHING:
@@ -98,7 +98,6 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
             changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
             if call.awaiting and not dialogue.questions:
                 changes["contact_at"] = clock.now()
-                nudge_after_commit(calls.CONTACT, call.id)
             move_call(call, InvocationStatus.DISPATCHING, **changes)
         return []
     if not payload["approved"]:

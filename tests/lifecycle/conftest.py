@@ -40,6 +40,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     """Make engines. The last engine receives every published nudge."""
     settings.RUN_SWEEP_SECONDS = 0.3
     monkeypatch.setattr("runs.engine.heartbeat.RUN_CANCEL_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("runs.engine.contacts.LOOK_SECONDS", 0.05)
     # On a busy machine, no lease may end that the test does not end, and such an end is noticed at the next beat.
     settings.RUN_LEASE_SECONDS = 60
     monkeypatch.setattr("runs.engine.heartbeat.BEATS_PER_LEASE", 150)
@@ -64,8 +65,6 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
         if task == "runs.execute_run" and made:
             for run_id in args:
                 made[-1].offer(run_id)
-        elif task == lifecycle.CONTACT and made:
-            made[-1].contact()
         elif task == RESUME_PAID:
             for user_id in args:
                 lifecycle.resume_paid(int(user_id))

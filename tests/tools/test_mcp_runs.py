@@ -57,7 +57,6 @@ def look(bench: Any, server: TaskServer) -> None:
     assert before
     asked = len(server.requests)
     ToolInvocation.objects.filter(pk__in=before).update(contact_at=clock.now())
-    bench.engine.contact()
 
     def was_asked() -> bool:
         rows = ToolInvocation.objects.filter(pk__in=before).values_list("pk", "contacts")
@@ -185,7 +184,6 @@ def test_a_task_whose_outcome_is_not_wanted_is_cancelled_once(bench, tasks, end)
         run = bench.wait(run["id"])
         assert run["answer"].startswith("It is TOOL_TIMEOUT: ")
     assert bench.credits()["held"] == "0"
-    bench.engine.contact()
     assert len(tasks.sent("tasks/cancel")) == 1
     assert list(lifecycle.violations()) == []
 
@@ -231,7 +229,6 @@ def test_a_secret_that_no_key_decrypts_stops_no_other_task(bench, tasks, setting
     settings.ENCRYPTION_KEYS = keys
     tasks.task = lambda params: completed("t-1", "found")
     ToolInvocation.objects.update(contact_at=clock.now())
-    bench.engine.contact()
     assert bench.wait(runs[1]["id"])["answer"] == "It is found."
     (call,) = bench.get(runs[0]["id"])["toolInvocations"]
     assert call["awaiting"] == "tool"
@@ -512,10 +509,8 @@ def test_a_slow_server_delays_no_other(bench, tasks, monkeypatch):
         run = park(bench)
         tasks.task = lambda params: completed("t-1", "quick")
         ToolInvocation.objects.exclude(run=run["id"]).update(contact_at=clock.now())
-        bench.engine.contact()
         until(lambda: len(bench.engine.contacts.tasks) >= 2)
         ToolInvocation.objects.filter(run=run["id"]).update(contact_at=clock.now())
-        bench.engine.contact()
         assert bench.wait(run["id"])["answer"] == "It is quick."
         assert not ended
         until(lambda: len(bench.engine.contacts.tasks) == 2)
@@ -543,10 +538,8 @@ def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch)
     quick = ToolInvocation.objects.filter(run=run)
     quick.update(remote_task=quick.get().remote_task.replace("t-1", "quick"), contact_at=None)
     ToolInvocation.objects.filter(run__in=greedy).update(contact_at=clock.now() - timedelta(minutes=1))
-    bench.engine.contact()
     until(lambda: len(bench.engine.contacts.tasks) >= 2)
     quick.update(contact_at=clock.now())
-    bench.engine.contact()
     assert other.wait(run)["status"] == "completed"
     assert len(bench.engine.contacts.tasks) == 2
     release.set()
