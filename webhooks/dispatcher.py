@@ -38,12 +38,14 @@ USER_AGENT = "AgentWorkflowService-Webhooks/1.0"
 
 
 class Dispatcher:
+    """``wake`` has a thread make rounds of the work (``step``) while there is some."""
+
     def __init__(self) -> None:
         self._outcomes: SimpleQueue[Attempt] = SimpleQueue()
         self._unrecorded: list[Attempt] = []
-        self._in_flight = 0
+        self.in_flight = 0
         self._after = ""  # where the search for endpoints continues
-        self._awake = threading.Event()
+        self.awake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -56,23 +58,23 @@ class Dispatcher:
                 raise_open_file_limit()
                 self._thread = threading.Thread(target=self._run, name="webhook-dispatcher", daemon=True)
                 self._thread.start()
-        self._awake.set()
+        self.awake.set()
 
     def stop(self, timeout: float | None = None) -> None:
         """Claim no more deliveries, and wait until the open attempts are recorded, at most ``timeout`` seconds."""
         self._stopping = True
-        self._awake.set()
+        self.awake.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
     def _run(self) -> None:
         try:
-            while not (self._stopping and self._in_flight == 0 and not self._unrecorded):
-                busy = self._in_flight > 0
-                if not self._awake.wait(None if busy or connection.connection is None else IDLE_SECONDS):
+            while not (self._stopping and self.in_flight == 0 and not self._unrecorded):
+                busy = self.in_flight > 0
+                if not self.awake.wait(None if busy or connection.connection is None else IDLE_SECONDS):
                     connection.close()
                     continue
-                self._awake.clear()
+                self.awake.clear()
                 if busy:
                     time.sleep(GATHER_SECONDS)
                 self._work()
@@ -81,7 +83,7 @@ class Dispatcher:
 
     def _work(self) -> None:
         try:
-            while self._step():
+            while self.step():
                 pass
             if outage.ended():
                 return
@@ -92,23 +94,23 @@ class Dispatcher:
             logger.exception("the webhook dispatcher failed")
         connection.close()
         time.sleep(PAUSE_SECONDS)
-        self._awake.set()
+        self.awake.set()
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
         """Record ended attempts, end waits, claim and start what there is room for. Returns whether more may be due."""
         while not self._outcomes.empty():
             self._unrecorded.append(self._outcomes.get())
-            self._in_flight -= 1
+            self.in_flight -= 1
         if self._unrecorded:
             self._record(self._unrecorded)
             self._unrecorded = []
         if self._stopping:
             return False
         passed_on = transitions.pass_on_due()
-        if self._in_flight >= claims.WEBHOOK_WORKER_CAPACITY:
+        if self.in_flight >= claims.WEBHOOK_WORKER_CAPACITY:
             return bool(passed_on)
-        found, self._after = claims.take_ready(self._in_flight, self._after)
-        self._in_flight += len(found)
+        found, self._after = claims.take_ready(self.in_flight, self._after)
+        self.in_flight += len(found)
         for claim in found:
             shared.submit(self._attempt(claim))
         return bool(passed_on or found or self._after)
@@ -133,7 +135,7 @@ class Dispatcher:
         # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
         self._outcomes.put(claim.delivery.attempt() if unsent else await attempt(claim))
-        self._awake.set()
+        self.awake.set()
 
 
 async def attempt(claim: claims.Claim) -> Attempt:

@@ -59,9 +59,9 @@ def record(user, event_type: str = "agent.started", **extra) -> Delivery:
 def deliver(one: dispatcher.Dispatcher | None = None) -> None:
     """Send all due deliveries, and wait for their outcomes, with the database of this thread."""
     one = one or dispatcher.Dispatcher()
-    while one._step() or one._in_flight:
-        one._awake.wait(None if one._in_flight else 0)
-        one._awake.clear()
+    while one.step() or one.in_flight:
+        one.awake.wait(None if one.in_flight else 0)
+        one.awake.clear()
     one.stop()
 
 
