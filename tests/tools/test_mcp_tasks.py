@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from django.test import override_settings
 from config.limits.share import Threads
 from runs.tools import mcp
 from runs.tools.base import Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult
+from runs.tools.dispatch import call_tool
 from runs.tools.questions import REQUESTS_MAX, Dialogue
 from tests.tools.conftest import http_tool
 from tests.tools.task_server import (
@@ -136,6 +138,20 @@ class TestCalls:
         with pytest.raises(ToolFailure, match="again and again"):
             call(tool(tasks), {})
         assert len(tasks.sent("tools/call")) == 10
+
+    def test_a_question_does_not_wait_for_the_users_other_calls(self, context, tasks):
+        tasks.tool = lambda params: asks("s", who=form("Who are you?"))
+        release = threading.Event()
+
+        async def run() -> Any:
+            busy = [asyncio.create_task(context.threads.run(context.user_id, release.wait)) for _ in range(2)]
+            try:
+                return await call_tool(tool(tasks), {}, context)
+            finally:
+                release.set()
+                await asyncio.gather(*busy)
+
+        assert asyncio.run(run()).asks_user
 
     def test_too_many_requests_are_an_error(self, call, tasks):
         tasks.tool = lambda params: asks(**{f"k{number}": form("?") for number in range(REQUESTS_MAX + 1)})

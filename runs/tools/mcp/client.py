@@ -132,7 +132,7 @@ async def _make(
         asked = result.model_dump(by_alias=True, mode="json", exclude_none=True).get("inputRequests")
         dialogue = dialogue.when_told(result.request_state)
         if asked:
-            dialogue = await context.threads.run(context.user_id, dialogue.with_requests, asked)
+            dialogue = await tasks.with_requests(dialogue, asked)
         else:
             await asyncio.sleep(ROUND_SECONDS)
         if dialogue.questions:

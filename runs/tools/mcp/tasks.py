@@ -46,7 +46,8 @@ POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 TASK_REQUEST_SECONDS = 30.0  # the time of one request about a task
 TASK_ID_MAX_CHARS = 1000
 
-# Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other.
+# Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other. Only the
+# engine's loop may wait for the threads of a context.
 _checks = ThreadPoolExecutor(1, "mcp-questions")
 
 
@@ -97,8 +98,7 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
         dialogue = replace(dialogue, interval=_interval(task.get("pollIntervalMs"), dialogue.interval))
         requests = task.get("inputRequests")
         if task["status"] == "input_required" and isinstance(requests, dict):
-            dialogue = await asyncio.get_running_loop().run_in_executor(_checks, dialogue.with_requests, requests)
-            dialogue = await _tell(definition, context, dialogue)
+            dialogue = await _tell(definition, context, await with_requests(dialogue, requests))
         return _open(dialogue, task.get("statusMessage"))
     except (Away, Refused) as error:
         if error.args == (mcp_types.INVALID_PARAMS,):
@@ -114,6 +114,10 @@ def _open(dialogue: Dialogue, said: Any) -> Parked:
     text = base.shorten(base.clean_text(said).strip(), base.PROGRESS_MAX_CHARS) if isinstance(said, str) else ""
     interval = None if dialogue.questions else dialogue.interval
     return Parked(text, remote_task=dialogue.to_text(), contact_in_seconds=interval)
+
+
+async def with_requests(dialogue: Dialogue, requests: Mapping[str, Any]) -> Dialogue:
+    return await asyncio.get_running_loop().run_in_executor(_checks, dialogue.with_requests, requests)
 
 
 async def _tell(definition: ToolDefinition, context: ToolContext, dialogue: Dialogue) -> Dialogue:
