@@ -8,14 +8,14 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.conf import settings
+from jwt.algorithms import OKPAlgorithm
 from rest_framework.exceptions import AuthenticationFailed
 
 from config.kernel.errors import Unavailable
@@ -46,7 +46,7 @@ def mint(username: str, hours: float = 12, *, email: str | None = None) -> str:
     claims = {"iss": LOCAL_ISSUER, "aud": LOCAL_AUDIENCE, "sub": username, "iat": now, "exp": now + round(hours * 3600)}
     if email is not None:
         claims["email"] = email
-    return jwt.encode(claims, local_keys(settings.SESSION_KEY)[0], algorithm="EdDSA")
+    return jwt.encode(claims, settings.SESSION_KEY, algorithm="EdDSA")
 
 
 def verify(token: str) -> dict[str, Any]:
@@ -59,13 +59,13 @@ def verify(token: str) -> dict[str, Any]:
         if header.get("alg") not in ALGORITHMS:
             raise AuthenticationFailed("The session token's algorithm is not accepted.")
         if settings.SESSION_ISSUER:
-            jwk = jwks(settings.SESSION_JWKS_URL).key_for(header.get("kid"))
-            signer = Signer(jwk.key, jwk.algorithm_name, settings.SESSION_ISSUER, settings.SESSION_AUDIENCE)
+            key = jwks(settings.SESSION_JWKS_URL).key_for(header.get("kid"))
+            issuer, audience = settings.SESSION_ISSUER, settings.SESSION_AUDIENCE
         else:
-            signer = Signer(local_keys(settings.SESSION_KEY)[1], "EdDSA", LOCAL_ISSUER, LOCAL_AUDIENCE)
-        if header["alg"] != signer.algorithm:
+            key, issuer, audience = local_key(settings.SESSION_KEY), LOCAL_ISSUER, LOCAL_AUDIENCE
+        if header["alg"] != key.algorithm_name:
             raise AuthenticationFailed("The session token's algorithm is not that of its key.")
-        claims = _checked(token, signer, int(time.monotonic() / REMEMBERED_SECONDS))
+        claims = _checked(token, key, issuer, audience, int(time.monotonic() / REMEMBERED_SECONDS))
         if claims["exp"] <= time.time() - settings.SESSION_LEEWAY_SECONDS:
             raise jwt.ExpiredSignatureError
     except jwt.ExpiredSignatureError:
@@ -78,30 +78,20 @@ def verify(token: str) -> dict[str, Any]:
     return claims
 
 
-@dataclass(frozen=True)
-class Signer:
-    """The key, algorithm, issuer and audience that a token must have."""
-
-    key: Any = field(hash=False)
-    algorithm: str
-    issuer: str
-    audience: str
-
-
 @lru_cache(maxsize=4096)
-def _checked(token: str, signer: Signer, period: int) -> dict[str, Any]:
+def _checked(token: str, key: jwt.PyJWK, issuer: str, audience: str, period: int) -> dict[str, Any]:
     """The claims of a token with a valid signature, cached for one ``period`` at most. Errors are not cached."""
-    expected: dict[str, Any] = {"algorithms": [signer.algorithm], "issuer": signer.issuer, "audience": signer.audience}
-    expected |= {"leeway": settings.SESSION_LEEWAY_SECONDS, "options": {"require": REQUIRED_CLAIMS}}
-    return jwt.decode(token, signer.key, **expected)
+    expected: dict[str, Any] = {"issuer": issuer, "audience": audience, "options": {"require": REQUIRED_CLAIMS}}
+    return jwt.decode(token, key, [key.algorithm_name], leeway=settings.SESSION_LEEWAY_SECONDS, **expected)
 
 
 @lru_cache(maxsize=4)
-def local_keys(pem: str) -> tuple[Ed25519PrivateKey, Ed25519PublicKey]:
+def local_key(pem: str) -> jwt.PyJWK:
+    """The public key of the local issuer."""
     key = serialization.load_pem_private_key(pem.encode(), password=None)
     if not isinstance(key, Ed25519PrivateKey):
         raise RuntimeError("session_key.pem in VAR_DIR does not hold an Ed25519 key. Remove it to get a new one.")
-    return key, key.public_key()
+    return jwt.PyJWK(OKPAlgorithm.to_jwk(key.public_key(), as_dict=True))
 
 
 class Jwks:

@@ -93,7 +93,7 @@ class TestLocalIssuer:
         assert refused(call(token))
 
     def test_the_public_key_is_not_accepted_as_a_shared_secret(self, settings):
-        _, public = session_tokens.local_keys(settings.SESSION_KEY)
+        public = session_tokens.local_key(settings.SESSION_KEY).key
         pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         claims = jwt.decode(session_tokens.mint("ada"), options={"verify_signature": False})
         parts = [
