@@ -125,9 +125,7 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
         lifetime = timedelta(**({"hours": IDEMPOTENCY_HOURS} if finished else {"seconds": IDEMPOTENCY_LOCK_SECONDS}))
         if now - record.claimed_at > lifetime:
             # Expired but not yet pruned, or left by a crashed request. One of concurrent requests takes it over.
-            old = records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status)
-            if old.update(**mine, response_status=None, response_body=None):
-                return IdempotencyRecord(pk=record.pk, user_id=user_id, surface=surface, key=key, **mine)
+            records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).delete()
             continue
         if record.fingerprint != fingerprint:
             raise KeyReused
