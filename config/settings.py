@@ -104,11 +104,7 @@ if DATABASE_LIMITS_APPLY:
     _limits |= {"lock_timeout": DATABASE_LOCK_SECONDS, "statement_timeout": DATABASE_ANSWER_SECONDS}
 if not _pgbouncer:
     _options["options"] = " ".join(f"-c {name}={round(seconds * 1000)}" for name, seconds in _limits.items())
-_postgres = {
-    "CONN_MAX_AGE": DATABASE_CONN_MAX_AGE,
-    "CONN_HEALTH_CHECKS": True,
-    "DISABLE_SERVER_SIDE_CURSORS": _pgbouncer,
-}
+_kept = {"CONN_MAX_AGE": DATABASE_CONN_MAX_AGE, "CONN_HEALTH_CHECKS": True, "DISABLE_SERVER_SIDE_CURSORS": _pgbouncer}
 _sqlite = {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": VAR_DIR / "db.sqlite3",
@@ -122,7 +118,7 @@ _sqlite = {
     },
     "TEST": {"NAME": VAR_DIR / "test.sqlite3"},
 }
-DATABASES = {"default": _postgres | ENV.postgres("DATABASE_URL", _options) if DATABASE_URL else _sqlite}
+DATABASES = {"default": _kept | ENV.postgres("DATABASE_URL", _options) if DATABASE_URL else _sqlite}
 
 # --- broker ----------------------------------------------------------------------------------------------------------
 # The path of a Unix socket has at most about 100 characters; instead of a longer one, the temporary directory is used.
