@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -31,7 +32,7 @@ from runs.fronts.rendering import Facts, Part, Rendering
 from runs.models import Run, ToolInvocation, Waitpoint
 from runs.streams.hub import Hub, Opening, places
 from runs.streams.reads import Event, existing
-from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, StreamResponse, as_line, take_place
+from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, as_line, stream_response, take_place
 
 POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
 POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")
@@ -118,11 +119,13 @@ class Frames:
         return self.then
 
     def existing(self) -> Iterator[bytes]:
-        """The frames of all events that exist now."""
+        """The frames of all events that exist now, and of the runs that follow."""
         rendering = self.rendering
         for event in existing(rendering.run_id, 0, self.last):
             yield self.of(event, rendering.facts_of(event))
             if rendering.over:
+                then = self.following()
+                yield from then.existing() if then else ()
                 return
         yield self.begin()
         if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls, self.index):
@@ -177,23 +180,6 @@ class FrontBody:
         return b"".join(sent) or COMMENT
 
 
-class FrontResponse(StreamResponse):
-    """A stream with the frames of a protocol. A server other than ours only sends what exists now."""
-
-    def __init__(self, frames: Frames, place: str | None = None) -> None:
-        self.frames = frames
-        super().__init__(replace(frames.opening, place=place))
-
-    def existing(self) -> Iterator[bytes]:
-        frames: Frames | None = self.frames
-        while frames is not None:
-            yield from frames.existing()
-            frames = frames.following()
-
-    def open(self) -> FrontBody:
-        return FrontBody(self.opening, self.frames)
-
-
 class FrontViewSet(ServiceViewSet):
     """Reads the body itself: it may be larger than others, and members that we do not use are ignored."""
 
@@ -235,11 +221,10 @@ class FrontViewSet(ServiceViewSet):
             frees.callback(places.free, place)
             frames = show()
             logs.run_id.set(frames.rendering.run_id)
-            response = FrontResponse(frames, place)
-            for name, value in self.stream_headers.items():
-                response[name] = value
+            opening = replace(frames.opening, place=place)
+            body = partial(FrontBody, opening, frames)
+            response = stream_response(self.request, opening, frames.existing(), body, **self.stream_headers)
             frees.pop_all()
-        live.offer(self.request._request, response.open)
         return response
 
     def body(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """``GET …/runs/{runId}/stream`` on both surfaces (docs/streams.md): permission, position and frames."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.conf import settings
@@ -54,26 +54,22 @@ class Frames:
         return None if events is None else (b"".join(map(frame, events)) or COMMENT)
 
 
-class StreamResponse(StreamingHttpResponse):
-    """A server other than ours sends only the events that exist now; clients reconnect for more."""
+def stream_response(
+    request: Request, opening: Opening, parts: Iterator[bytes], open: Callable[[], live.Body], **more: Any
+) -> StreamingHttpResponse:
+    """A response with the body that ``open`` returns. A server other than ours sends only ``parts``, the frames of the
+    events that exist now; clients reconnect for more.
+    """
 
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
-        super().__init__(self.ordinary(), content_type=CONTENT_TYPE, headers=HEADERS)
-
-    def ordinary(self) -> Iterator[bytes]:
+    def ordinary() -> Iterator[bytes]:
         try:
             yield COMMENT
-            yield from self.existing()
+            yield from parts
         finally:
-            places.free(self.opening.place)
+            places.free(opening.place)
 
-    def existing(self) -> Iterator[bytes]:
-        """The frames of the events that exist now."""
-        return map(frame, reads.existing(self.opening.run_id, self.opening.after, self.opening.last))
-
-    def open(self) -> live.Body:
-        return Frames(self.opening)
+    live.offer(request, open)
+    return StreamingHttpResponse(ordinary(), content_type=CONTENT_TYPE, headers=HEADERS | more)
 
 
 def take_place(user_id: int) -> str:
@@ -129,9 +125,9 @@ class StreamViewSet(ServiceViewSet):
             return Response(status=204)  # an EventSource reconnects after every other end of a stream
         if request.method == "HEAD":
             return HttpResponse(content_type=CONTENT_TYPE, headers=HEADERS)
-        response = StreamResponse(opening_of(request, run, after, take_place(run.user_id)))
-        live.offer(request, response.open)
-        return response
+        opening = opening_of(request, run, after, take_place(run.user_id))
+        parts = map(frame, reads.existing(run.pk, after, opening.last))
+        return stream_response(request, opening, parts, lambda: Frames(opening))
 
 
 def position_of(request: Request) -> int:

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from runs import events
 from runs.fronts.ai_sdk.chunks import Chunks
-from runs.fronts.views import BEGINNING, Frames, FrontResponse, Position
+from runs.fronts.views import BEGINNING, Frames, Position
 from runs.models import Run, RunEvent
 from runs.streams.hub import Opening
 from runs.streams.reads import existing
@@ -19,13 +20,13 @@ from tests.streams.conftest import append, finish, make_run  # noqa: F401
 pytestmark = pytest.mark.django_db
 
 
-def response(run: Run, after: Position = BEGINNING) -> FrontResponse:
+def sent(run: Run, after: Position = BEGINNING) -> Iterator[bytes]:
     opening = Opening(run.pk, 0, run.last_stream_index, True, run.user_id)
-    return FrontResponse(Frames(Chunks(run), opening, after))
+    return Frames(Chunks(run), opening, after).existing()
 
 
 def frames(run: Run, after: Position = BEGINNING) -> list[Frame]:
-    return parse(b"".join(response(run, after).streaming_content))
+    return parse(b"".join(sent(run, after)))
 
 
 def shown(found: list[Frame]) -> list[Any]:
@@ -53,13 +54,13 @@ CALL = {"toolInvocationId": "inv_1", "name": "calculate", "turnIndex": 1, "callI
 def test_a_replay_of_ten_thousand_deltas_needs_no_memory_for_them(user, make_run):  # noqa: F811
     run = make_run(user)
     append(run, *(delta(f"{number:0800}") for number in range(10_000)))
-    first = b"".join(response(run).streaming_content)  # what is loaded on first use
+    first = b"".join(sent(run))  # what is loaded on first use
     assert len(parse(first)) > 10_000
     gc.collect()
     gc.freeze()  # so that a collection costs little
     tracemalloc.start()
     try:
-        for number, _ in enumerate(response(run).streaming_content):
+        for number, _ in enumerate(sent(run)):
             if not number % 200:
                 gc.collect()  # what a query of a page leaves behind is no part of the replay
         _, peak = tracemalloc.get_traced_memory()
