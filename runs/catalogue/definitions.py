@@ -68,7 +68,6 @@ AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.a
 
 # The rows whose empty fields are filled from the environment: OPENAI_BASE_URL and OPENAI_API_KEY, and so on.
 ENVIRONMENT = ("openai", "anthropic")
-NO_KEY = "Its key is missing."
 
 
 def key_variable(name: str, base_url: str) -> str:
@@ -127,8 +126,8 @@ class Server:
     def secrets(self) -> tuple[str, ...]:
         return secrets_in(self.api_key, dict(self.headers).values())
 
-    def problem(self) -> str | None:
-        """Why no request can be made, for staff."""
+    def problem(self, variable: str = "") -> str | None:
+        """Why no request can be made, for staff. ``variable``: the one of the environment that may have the key."""
         kind = KINDS.get(self.kind)
         if kind is None:
             return f"There is no kind of provider named {self.kind}."
@@ -138,19 +137,18 @@ class Server:
             return "Its address is missing or not an http(s) address."
         if not all("!" <= character <= "~" for character in self.api_key):
             return "Its key holds a character that is not valid in a key, such as a blank."
-        return None if self.has_key else NO_KEY
+        return None if self.has_key else f"Its key is missing: {variable}".rstrip(": ") + "."
 
 
 def problem_of(provider: Provider) -> str | None:
     """Why the stored provider cannot be used, for staff."""
     try:
-        problem = Server.from_row(Provider.objects.get(pk=provider.pk)).problem()
+        server = Server.from_row(Provider.objects.get(pk=provider.pk))
     except DecryptionFailed:
         return "No key of ENCRYPTION_KEYS decrypts its secrets."
     except ValueError as error:
         return str(error)
-    variable = key_variable(provider.name, provider.base_url)
-    return f"Its key is missing: {variable}." if problem == NO_KEY and variable else problem
+    return server.problem(key_variable(provider.name, provider.base_url))
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

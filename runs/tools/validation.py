@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError, ValidationErrorKind, Validator
@@ -25,6 +25,9 @@ SCHEMAS_KEPT = 32
 # The memory of a compiled `pattern`; a schema with a larger pattern is refused when the tool is saved.
 TOOL_PATTERN_MAX_BYTES = 64 * 1024
 
+# Numbers keep all digits, as in ``config.kernel.jsontext.from_text``.
+_read = partial(json.loads, parse_float=Decimal)
+
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
@@ -35,11 +38,6 @@ def main() -> None:
         sys.stdout.write(json.dumps(check(request["schema"], request["value"])) + "\n")
         sys.stdout.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _read(text: str | bytes) -> Any:
-    """Numbers keep all digits, as in ``config.kernel.jsontext.from_text``."""
-    return json.loads(text, parse_float=Decimal)
 
 
 def check(schema: str, value: Any) -> dict[str, str]:
