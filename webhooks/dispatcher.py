@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from queue import SimpleQueue
 
 from django.conf import settings
 from django.db import connection
@@ -41,8 +40,7 @@ class Dispatcher:
     """``wake`` has a thread make rounds of the work (``step``) while there is some."""
 
     def __init__(self) -> None:
-        self._outcomes: SimpleQueue[Attempt] = SimpleQueue()
-        self._unrecorded: list[Attempt] = []
+        self._outcomes: list[Attempt] = []  # of ended attempts, which are in flight until they are recorded
         self.in_flight = 0
         self._after = ""  # where the search for endpoints continues
         self.awake = threading.Event()
@@ -69,7 +67,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            while not (self._stopping and self.in_flight == 0 and not self._unrecorded):
+            while self.in_flight or not self._stopping:
                 busy = self.in_flight > 0
                 if not self.awake.wait(None if busy or connection.connection is None else IDLE_SECONDS):
                     connection.close()
@@ -98,12 +96,10 @@ class Dispatcher:
 
     def step(self) -> bool:
         """Record ended attempts, end waits, claim and start what there is room for. Returns whether more may be due."""
-        while not self._outcomes.empty():
-            self._unrecorded.append(self._outcomes.get())
-            self.in_flight -= 1
-        if self._unrecorded:
-            self._record(self._unrecorded)
-            self._unrecorded = []
+        if ended := self._outcomes.copy():
+            self._record(ended)
+            del self._outcomes[: len(ended)]
+            self.in_flight -= len(ended)
         if self._stopping:
             return False
         passed_on = transitions.pass_on_due()
@@ -134,7 +130,7 @@ class Dispatcher:
         """Make an attempt on the event loop, and hand over its outcome."""
         # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
         unsent = self._stopping or claim.is_late()
-        self._outcomes.put(claim.delivery.attempt() if unsent else await attempt(claim))
+        self._outcomes.append(claim.delivery.attempt() if unsent else await attempt(claim))
         self.awake.set()
 
 
