@@ -9,9 +9,9 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -96,8 +96,7 @@ class Exchange:
         while True:
             started = time.monotonic()
             try:
-                session = session_for((allow_private, reuse), partial(_new_session, allow_private, reuse))
-                self.response = await session.request(
+                self.response = await _session(allow_private, reuse).request(
                     method,
                     URL(target.url, encoded=True),  # so that aiohttp changes nothing
                     data=body,
@@ -263,30 +262,25 @@ async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
 _sessions: WeakKeyDictionary[Any, dict[Hashable, aiohttp.ClientSession]] = WeakKeyDictionary()
 
 
-def session_for(kind: Hashable, new: Callable[[], aiohttp.ClientSession]) -> aiohttp.ClientSession:
-    """The running loop's session of this kind. Sessions of different kinds share no connection."""
+def session_for(kind: Hashable, connector: dict[str, Any], **options: Any) -> aiohttp.ClientSession:
+    """The running loop's session of this kind. Sessions of different kinds share no connection. They keep no cookies,
+    read no proxy from the environment and do not decompress answers.
+    """
     sessions = _sessions.setdefault(asyncio.get_running_loop(), {})
-    return sessions.get(kind) or sessions.setdefault(kind, new())
+    if kind not in sessions:
+        options |= {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False, "trust_env": False}
+        options |= {"max_line_size": LINE_MAX_BYTES, "max_field_size": LINE_MAX_BYTES}
+        # Without a limit of connections: the callers have their own limits.
+        sessions[kind] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, **connector), **options)
+    return sessions[kind]
 
 
-def _new_session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        resolver=_Resolver(allow_private),
-        socket_factory=counted_socket if allow_private else _socket,
-        use_dns_cache=False,
-        limit=0,  # the callers have their own limits
-        **({"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}),
-    )
-    return new_session(connector, _Request, middlewares=(_never_resend,), skip_auto_headers=SKIPPED_DEFAULT_HEADERS)
-
-
-def new_session(
-    connector: aiohttp.TCPConnector, request_class: type[CountedRequest], **options: Any
-) -> aiohttp.ClientSession:
-    """A session that keeps no cookies, reads no proxy from the environment and does not decompress answers."""
-    options |= {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False, "trust_env": False}
-    options |= {"max_line_size": LINE_MAX_BYTES, "max_field_size": LINE_MAX_BYTES}
-    return aiohttp.ClientSession(connector=connector, request_class=request_class, **options)
+def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
+    connector: dict[str, Any] = {"keepalive_timeout": IDLE_SECONDS} if reuse else {"force_close": True}
+    connector |= {"resolver": _Resolver(allow_private), "use_dns_cache": False}
+    connector |= {"socket_factory": counted_socket if allow_private else _socket}
+    options: dict[str, Any] = {"middlewares": (_never_resend,), "skip_auto_headers": SKIPPED_DEFAULT_HEADERS}
+    return session_for((allow_private, reuse), connector, request_class=_Request, **options)
 
 
 async def close_sessions() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 from django.conf import settings
 
-from config.outbound.transport import CountedRequest, counted_socket, new_session, session_for, tls_context
+from config.outbound.transport import CountedRequest, counted_socket, session_for, tls_context
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 
@@ -24,15 +24,9 @@ def session() -> aiohttp.ClientSession:
     """The running loop's session. Staff configure the addresses of model servers: private ones are allowed. The caller
     limits the time of a request, and follows no redirects, which would send the key to another server.
     """
-    return session_for("models", _new_session)
-
-
-def _new_session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls_context(), socket_factory=counted_socket
-    )
+    connector = {"keepalive_timeout": KEEPALIVE_SECONDS, "ssl": tls_context(), "socket_factory": counted_socket}
     timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-    return new_session(connector, CountedRequest, timeout=timeout)
+    return session_for("models", connector, request_class=CountedRequest, timeout=timeout)
 
 
 class Deadlines:
