@@ -4,7 +4,6 @@ models, and a model's answer. An adapter is imported at its first use, so that w
 
 import asyncio
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -44,38 +43,29 @@ def preload() -> None:
         import_string(kind.adapter)
 
 
-@dataclass
-class Probe:
-    """``error`` is None if an answer came; its ``detail`` is the provider's own text, without keys."""
-
-    seconds: float = 0.0
-    text: str = ""
-    end: TurnEnd | None = None
-    error: ModelError | None = None
-
-
-def probe(model: ModelDefinition) -> Probe:
-    """Ask the model. Blocks for STAFF_REQUEST_SECONDS at most; nothing is charged."""
+def probe(model: ModelDefinition) -> dict[str, Any]:
+    """Ask the model. Blocks for STAFF_REQUEST_SECONDS at most; nothing is charged. For the template: ``seconds``,
+    ``text``, and ``end`` (a TurnEnd) or ``error``, whose ``detail`` is the provider's own text, without keys.
+    """
     preload()
     return shared.submit(_ask(model)).result()
 
 
-async def _ask(model: ModelDefinition) -> Probe:
-    question, found, started = (UserMessage(QUESTION),), Probe(), time.monotonic()
+async def _ask(model: ModelDefinition) -> dict[str, Any]:
+    question, found, started = (UserMessage(QUESTION),), dict[str, Any](text=""), time.monotonic()
     request = ModelRequest(model, question, (), "probe", "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
     try:
         async with asyncio.timeout(settings.STAFF_REQUEST_SECONDS):
             async for event in client_for(model.server).stream(request):
                 if isinstance(event, str):
-                    found.text = (found.text + event)[:TEXT_MAX_CHARS]
+                    found["text"] = (found["text"] + event)[:TEXT_MAX_CHARS]
                 elif isinstance(event, TurnEnd):
-                    found.end = event
+                    found["end"] = event
     except ModelError as error:
-        found.error = error
+        found["error"] = error
     except TimeoutError:
-        found.error = ModelError(FailureReason.TIME_OUT)
-    found.seconds = time.monotonic() - started
-    return found
+        found["error"] = ModelError(FailureReason.TIME_OUT)
+    return found | {"seconds": time.monotonic() - started}
 
 
 def models_of(server: Server) -> list[str]:
