@@ -50,14 +50,15 @@ places = Lease("streams", 15.0, "You have too many open streams; close one, or t
 class Opening:
     """A stream that its caller may open: the run, the index after which it begins, the user and the credential.
 
-    ``last`` and ``over`` are the run's state when the permission was checked; ``expires_at`` is the end of the session
-    token in seconds since the epoch. ``place`` is the user's place, which the stream gives back at its end.
+    ``last`` and ``final`` are the run's last index when the permission was checked, ``final`` only if the run was over;
+    ``expires_at`` is the end of the session token in seconds since the epoch. ``place`` is the user's place, which the
+    stream gives back at its end.
     """
 
     run_id: str
     after: int
     last: int
-    over: bool
+    final: int | None
     user_id: int
     key_id: str | None = None
     expires_at: float | None = None
@@ -173,9 +174,7 @@ class Hub:
     def join(self, opening: Opening) -> Stream:
         channel = self.channels.get(opening.run_id)
         if channel is None:
-            channel = self.channels[opening.run_id] = Channel(
-                opening.run_id, opening.last, opening.last if opening.over else None
-            )
+            channel = self.channels[opening.run_id] = Channel(opening.run_id, opening.last, opening.final)
         stream = Stream(self, channel, opening)
         channel.streams.add(stream)
         self.count += 1

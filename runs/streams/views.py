@@ -83,17 +83,13 @@ def opening_of(request: Request, run: Run, after: int = 0, place: str | None = N
     """The stream of a run that the request may read."""
     user: Any = request.user
     auth: Any = request.auth
-    session = isinstance(auth, dict)
-    return Opening(
-        run_id=run.pk,
-        after=after,
-        last=run.last_stream_index,
-        over=run.is_over,
-        user_id=user.pk,
-        key_id=None if session else auth.pk,
-        expires_at=auth["exp"] + settings.SESSION_LEEWAY_SECONDS if session else None,
-        place=place,
-    )
+    key_id, expires_at = None, None
+    if isinstance(auth, dict):
+        expires_at = auth["exp"] + settings.SESSION_LEEWAY_SECONDS
+    else:
+        key_id = auth.pk
+    last, final = run.last_stream_index, run.last_stream_index if run.is_over else None
+    return Opening(run.pk, after, last, final, user.pk, key_id, expires_at, place)
 
 
 class StreamViewSet(ServiceViewSet):
