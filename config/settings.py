@@ -419,22 +419,15 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "filters": {
-        "context": {"()": "config.telemetry.logs.ContextFilter"},
-        # What repeats its line as long as Redis is away.
-        "outages": {
-            "()": "config.telemetry.logs.OnceAMinute",
-            "loggers": [
-                *("config.api.metrics_page", "config.api.probes", "config.redis"),
-                *("config.queue.publisher", "celery.beat", "celery.worker.consumer.consumer"),
-            ],
-        },
+        "outages": {"()": "config.telemetry.logs.OnceAMinute"},
+        "safe": {"()": "config.telemetry.logs.SafeMessage"},
     },
     "formatters": {
         "text": {"()": "config.telemetry.logs.TextFormatter", "with_messages": DEBUG},
         "json": {"()": "config.telemetry.logs.JsonFormatter", "with_messages": DEBUG},
     },
     "handlers": {
-        "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["outages", "context"]}
+        "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["outages", "safe"]}
     },
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -21,33 +21,33 @@ logger = logging.getLogger(__name__)
 
 NONE = "-"
 REPEAT_SECONDS = 60.0
+# The loggers of what repeats its line as long as Redis is away.
+REPEATING = {"config.api.metrics_page", "config.api.probes", "config.redis", "config.queue.publisher"}
+REPEATING |= {"celery.beat", "celery.worker.consumer.consumer"}
 request_id: ContextVar[str] = ContextVar("request_id", default=NONE)
 run_id: ContextVar[str] = ContextVar("run_id", default=NONE)
 task_id: ContextVar[str] = ContextVar("task_id", default=NONE)
 VARIABLES = (request_id, run_id, task_id)
 
 
-class ContextFilter(logging.Filter):
-    """Adds ``request_id``, ``run_id`` and ``task_id`` to each record; ``-`` if there is none."""
+class SafeMessage(logging.Filter):
+    """Replaces the messages of the loggers of REPLACEMENTS, for all further readers of the record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        for variable in VARIABLES:
-            setattr(record, variable.name, variable.get())
         if record.name in REPLACEMENTS:
             record.msg, record.args = REPLACEMENTS[record.name](record), ()
         return True
 
 
 class OnceAMinute(logging.Filter):
-    """Lets through one line of each kind (logger and text without values) of these loggers in REPEAT_SECONDS."""
+    """Lets through one line of each kind (logger and text without values) of REPEATING in REPEAT_SECONDS."""
 
-    def __init__(self, loggers: Collection[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.loggers = loggers
         self.written: dict[tuple[str, object], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name not in self.loggers:
+        if record.name not in REPEATING:
             return True
         kind = record.name, record.msg
         if time.monotonic() - self.written.get(kind, float("-inf")) < REPEAT_SECONDS:
@@ -104,8 +104,9 @@ def _without_messages(error: BaseException, seen: set[int]) -> Iterator[str]:
         yield from _without_messages(part, seen)
 
 
-def _ids(record: logging.LogRecord) -> dict[str, str]:
-    return {variable.name: getattr(record, variable.name, NONE) for variable in VARIABLES}
+def ids() -> dict[str, str]:
+    """The ids of the present request, run and task; ``-`` if there is none."""
+    return {variable.name: variable.get() for variable in VARIABLES}
 
 
 class JsonFormatter(SafeFormatter):
@@ -117,7 +118,7 @@ class JsonFormatter(SafeFormatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_ids(record),
+            **ids(),
             "process": record.process,
         }
         if record.exc_info:
@@ -130,7 +131,7 @@ class TextFormatter(SafeFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006  (a developer reads local time)
-        shown = "".join(f"  {name}={value}" for name, value in _ids(record).items() if value != NONE)
+        shown = "".join(f"  {name}={value}" for name, value in ids().items() if value != NONE)
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()}{shown}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

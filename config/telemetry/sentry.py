@@ -44,5 +44,5 @@ def remove_content(event: Any, hint: Any) -> Any:
     # The message template without its arguments.
     if "logentry" in event:
         event["logentry"] = {"message": event["logentry"].get("message")}
-    event.setdefault("tags", {}).update({variable.name: variable.get() for variable in logs.VARIABLES})
+    event.setdefault("tags", {}).update(logs.ids())
     return event

@@ -1,5 +1,6 @@
 """X-Request-Id: on every answer, in every log line, and in the tasks that a request starts (docs/api.md)."""
 
+import json
 import re
 
 import pytest
@@ -30,10 +31,10 @@ def test_a_malformed_id_is_replaced(session, given):
     assert session.get("/api/v1/me", HTTP_X_REQUEST_ID=given)["X-Request-Id"] != given
 
 
-def test_it_is_in_the_log_lines_of_the_request(session, caplog):
-    caplog.handler.addFilter(logs.ContextFilter())
+def test_it_is_in_the_log_lines_of_the_request(session, caplog, monkeypatch):
+    monkeypatch.setattr(caplog.handler, "formatter", logs.JsonFormatter())
     session.post("/api/v1/groups", {"name": "crash"}, format="json", HTTP_X_REQUEST_ID="mine")
-    assert {record.request_id for record in caplog.records} == {"mine"}
+    assert {json.loads(line)["request_id"] for line in caplog.text.splitlines()} == {"mine"}
 
 
 def test_it_is_sent_with_a_task_message():

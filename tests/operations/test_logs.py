@@ -33,7 +33,7 @@ class Lines(logging.Handler):
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
         self.setFormatter(formatter)
-        self.addFilter(logs.ContextFilter())
+        self.addFilter(logs.SafeMessage())
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -89,8 +89,7 @@ def test_an_outage_has_one_line_a_minute_and_kind(listen, monkeypatch):
     minutes = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: 60 * minutes[0])
     (handler,) = [each for each in logging.getLogger().handlers if getattr(each, "lines", None) is lines]
-    configured = settings.LOGGING["filters"]["outages"]
-    handler.addFilter(import_string(configured["()"])(configured["loggers"]))
+    handler.addFilter(import_string(settings.LOGGING["filters"]["outages"]["()"])())
     for minutes[0] in (0, 0.5, 1.1):
         for number in range(3):
             publisher.nudges_failed(OSError(number))
