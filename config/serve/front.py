@@ -160,10 +160,10 @@ class Front:
                 return Answer(status, headers, live=environ[KEY])
             # A response that a library has wrapped, and that is not known to be whole, may never end.
             if getattr(response, "streaming", not isinstance(response, (list, tuple))):
-                body = Parts(self.threads, response)
                 if environ["REQUEST_METHOD"] == "HEAD":  # the server leaves out the other bodies
-                    body.close()
-                    return Answer(status, headers, parts=body)
+                    close(response)
+                    return Answer(status, headers)
+                body = Parts(self.threads, response)
                 return Answer(status, headers, next(body.parts, b""), body)
             content = b"".join(response)
             close(response)
