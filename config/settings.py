@@ -143,9 +143,7 @@ API_MAX_BODY_BYTES = 1024 * 1024
 DATA_UPLOAD_MAX_MEMORY_SIZE = API_MAX_BODY_BYTES
 # The same for the protocols of chat front ends, whose clients send their whole history each time.
 UI_MAX_BODY_BYTES = 4 * 1024 * 1024
-UI_PATHS = tuple(
-    f"/api/{surface}/{protocol}/" for surface in ("v1", "public/v1") for protocol in ("ai-sdk", "ag-ui", "copilotkit")
-)
+UI_PROTOCOLS = "ai-sdk", "ag-ui", "copilotkit"
 #: requests per minute and user on the session surface; 0 means no limit
 RATE_LIMIT_SESSION = ENV.whole("RATE_LIMIT_SESSION", 600)
 #: requests per minute and user on the public surface

@@ -32,7 +32,8 @@ BODY_BYTES_PER_SECOND, BODY_MAX_SECONDS = 1024, 600.0
 LIMITS = {
     "/uploads/": settings.ATTACHMENT_MAX_BYTES,
     "/api/callbacks/": max(settings.API_MAX_BODY_BYTES, settings.TOOL_ANSWER_MAX_BYTES),
-    **dict.fromkeys(settings.UI_PATHS, settings.UI_MAX_BODY_BYTES),
+    **{f"/api/v1/{name}/": settings.UI_MAX_BODY_BYTES for name in settings.UI_PROTOCOLS},
+    **{f"/api/public/v1/{name}/": settings.UI_MAX_BODY_BYTES for name in settings.UI_PROTOCOLS},
 }
 
 
