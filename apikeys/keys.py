@@ -121,8 +121,7 @@ class ApiKeyAuthentication(BearerAuthentication):
     """``request.auth`` is the key, with its ``scopes``. One query, and a write of ``last_used_at`` once a minute."""
 
     kind: ClassVar[type[ApiKey] | type[ServerKey]] = ApiKey
-    mark, scheme, bearer_format = MARK, "apiKey", "awk_…"
-    description = "An API key of `/api/public/v1`, with the scopes that operations name."
+    mark, scheme = MARK, "apiKey"
 
     def authenticate_token(self, token: str) -> tuple[Any, ApiKey | ServerKey]:
         key = find_key(token, self.kind)
@@ -143,5 +142,4 @@ class ServerKeyAuthentication(ApiKeyAuthentication):
     """The caller is no user: ``request.user`` is the key too."""
 
     kind = ServerKey
-    mark, scheme, bearer_format = SERVER_MARK, "serverKey", "aws_…"
-    description = "A server key, which staff create for a trusted backend, with the scopes that operations name."
+    mark, scheme = SERVER_MARK, "serverKey"

@@ -36,12 +36,10 @@ DEMO_USER = "demo"
 
 
 class BearerAuthentication(BaseAuthentication):
-    """``Authorization: Bearer …``. A subclass finds the token's user, has texts for OpenAPI, and a key of KINDS."""
+    """``Authorization: Bearer …``. A subclass finds the token's user, and has a key of KINDS and a name in OpenAPI."""
 
     mark: ClassVar[str]
     scheme: ClassVar[str]
-    bearer_format: ClassVar[str]
-    description: ClassVar[str]
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -72,8 +70,7 @@ class BearerAuthentication(BaseAuthentication):
 class SessionTokenAuthentication(BearerAuthentication):
     """The session surface: ``request.auth`` is the token's claims. ``find_user`` reads a user by its name."""
 
-    mark, scheme, bearer_format = "eyJ", "sessionToken", "JWT"
-    description = "A session token of `/api/v1`: a JWT of the identity provider."
+    mark, scheme = "eyJ", "sessionToken"
 
     def __init__(self, find_user: Callable[[str], Any] | None = None) -> None:
         self.find_user = find_user or user_named.first

@@ -4,8 +4,8 @@ Each app describes its operations and shapes in its ``openapi.yaml``. ``tags``: 
 method and path within a surface, for both surfaces: a summary, a description (default: the view's), examples of the
 bodies ``sent`` and ``answered``, and, if no serializer has them, their schemas ``takes`` and ``gives``. ``components``:
 descriptions of schemas by name. ``fields``: descriptions of fields that mean the same in all schemas. ``errors``:
-examples of error codes, by class and arguments. ``headers`` and ``schemas`` are components, ``paths`` operations of
-views that are no viewsets. Only texts for all operations are in this module.
+examples of error codes, by class and arguments. ``headers`` and ``schemas`` are components, ``credentials`` security
+schemes, ``paths`` operations of views that are no viewsets. Only texts for all operations are in this module.
 """
 
 import inspect
@@ -27,8 +27,6 @@ from config.kernel import money
 from config.kernel.errors import BY_STATUS, DomainError
 
 SURFACES = ("/api/v1/", "/api/public/v1/")
-HOST = {"default": "agents.example.com"}
-PRODUCTION = {"url": "https://{host}", "description": "Production", "variables": {"host": HOST}}
 ON_EVERY_ANSWER = ("X-Request-Id", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
 
@@ -60,7 +58,7 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     """A drf-spectacular post-processing hook."""
     result["info"]["description"] = next(part["description"] for part in parts() if "description" in part)
     result["info"]["contact"] = {"name": "The operator of this service", "url": settings.BASE_URL}
-    result["servers"] = [{"url": settings.BASE_URL, "description": "This service"}, PRODUCTION]
+    result["servers"] = [{"url": settings.BASE_URL, "description": "This service"}, *described("servers").values()]
     result["tags"] = [{"name": name, "description": text} for name, text in described("tags").items()]
     components = result["components"]
     components["headers"] = described("headers")
@@ -91,14 +89,14 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
     return result
 
 
+def resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
 def close(body: dict[str, Any], schemas: dict[str, Any], needs_any: bool) -> None:
     """State that a body has no other fields, and that it is required if one of its fields is, or if ``needs_any``."""
-
-    def resolve(schema: dict[str, Any]) -> dict[str, Any]:
-        return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-
-    whole = resolve(body["content"]["application/json"]["schema"])
-    for schema in map(resolve, whole.get("oneOf", [whole])):
+    whole = resolved(body["content"]["application/json"]["schema"], schemas)
+    for schema in (resolved(each, schemas) for each in whole.get("oneOf", [whole])):
         schema.setdefault("additionalProperties", False)
         if schema.get("required"):
             body["required"] = True
@@ -131,9 +129,7 @@ def describe(known: dict[str, Any], operation: dict[str, Any], schemas: dict[str
 
 def with_nulls(example: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
     """The example with all fields of its schema, in order. Fields without a value are null."""
-    schema = next((option for option in schema.get("oneOf", ()) if "$ref" in option), schema)
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    schema = resolved(next((option for option in schema.get("oneOf", ()) if "$ref" in option), schema), schemas)
     if isinstance(example, list):
         return [with_nulls(item, schema["items"], schemas) for item in example]
     if not isinstance(example, dict) or "properties" not in schema:
@@ -169,8 +165,7 @@ class BearerScheme(OpenApiAuthenticationExtension):
         return self.target.scheme
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        about = {"bearerFormat": self.target.bearer_format, "description": self.target.description}
-        return {"type": "http", "scheme": "bearer"} | about
+        return {"type": "http", "scheme": "bearer"} | described("credentials")[self.name]
 
 
 class CreditsNumber(OpenApiSerializerFieldExtension):
@@ -242,9 +237,7 @@ class ServiceSchema(AutoSchema):
     def _get_parameters(self) -> list[dict[str, Any]]:
         parameters = super()._get_parameters()
         if self._is_idempotent():
-            schema = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
-            text = described("parameters")["Idempotency-Key"]
-            parameters.append({"in": "header", "name": "Idempotency-Key", "description": text, "schema": schema})
+            parameters.append({"in": "header", "name": "Idempotency-Key"} | described("parameters")["Idempotency-Key"])
         return parameters
 
     def _get_response_bodies(self, direction: Direction = "response") -> dict[str, Any]:
