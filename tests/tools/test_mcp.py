@@ -234,7 +234,7 @@ class TestAddresses:
 def test_each_digit_is_sent(server: Server):
     given = '{"n":123456789012345678901234567890,"d":[0.12345678901234567890123,-2.50]}'
     transport = GuardedTransport("")
-    transport.call_with(from_text(given), Dialogue())
+    transport.call = {"arguments": from_text(given)}
     request = httpx2.Request("POST", server.url, json={"method": "tools/call", "params": {"name": "a"}})
 
     async def send() -> None:

@@ -119,7 +119,8 @@ async def _make(
     client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
     dialogue = Dialogue.from_text(context.remote_task)
     for _ in range(ROUNDS_MAX):
-        transport.call_with(input, dialogue)
+        sent = {"arguments": input, "inputResponses": dialogue.answers or None, "requestState": dialogue.state}
+        transport.call = {name: value for name, value in sent.items() if value is not None}
         result: Result = await client.session.call_tool(
             name, json.loads(dumps(input)), allow_input_required=True, allow_claimed=True
         )

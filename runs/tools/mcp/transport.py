@@ -13,7 +13,6 @@ from config.kernel.jsontext import dumps
 from config.outbound.addresses import AddressRefused
 from config.outbound.transport import Exchange
 from config.outbound.urls import RequestFailed
-from runs.tools.questions import Dialogue
 
 CLOSE_SECONDS = 2.0  # the DELETE that ends a session must not delay a result
 VALUES_MAX = 20_000  # the SDK creates several errors for each value of a wrong type, which blocks its event loop
@@ -28,21 +27,15 @@ class TooLarge(Exception):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """``problem``: the first failure; ``status_code``: that of the latest answer. The SDK replaces most exceptions."""
+    """``call``: what calls of tools send, with all digits of numbers, which the SDK would round. ``problem``: the first
+    failure; ``status_code``: that of the latest answer. The SDK replaces most exceptions.
+    """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.call: dict[str, Any] | None = None
         self.problem: str | None = None
         self.status_code = 0
-
-    def call_with(self, input: dict[str, Any], dialogue: Dialogue) -> None:
-        """Set what the next calls of a tool send. Numbers keep all digits, which the SDK would round."""
-        self.call = {"arguments": input}
-        if dialogue.answers:
-            self.call["inputResponses"] = dialogue.answers
-        if dialogue.state is not None:
-            self.call["requestState"] = dialogue.state
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = Exchange()
