@@ -238,6 +238,13 @@ class TestLooks:
             found.append(seen.contact_in_seconds)
         assert found == [5, 10, 20, 40, 60]
 
+    def test_the_log_has_nothing_that_a_server_says_in_place_of_a_code(self, tasks, caplog):
+        tasks.task = lambda params: b'{"jsonrpc":"2.0","id":1,"error":{"code":"Bearer hunter22","message":"no"}}'
+        with caplog.at_level("INFO"):
+            still(tasks)
+        assert "is away" in caplog.text
+        assert "hunter22" not in caplog.text
+
     def test_a_server_that_is_gone(self, tasks):
         dialogue = Dialogue(task_id="t-1", interval=300.0)
         definition = dataclasses.replace(tool(tasks), url="http://127.0.0.1:9/mcp")

@@ -229,7 +229,8 @@ def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
         if not isinstance(message, dict) or message.get("id") not in (1, None):
             continue
         if isinstance(message.get("error"), dict):
-            raise Refused(message["error"].get("code"))
+            code = message["error"].get("code")
+            raise Refused(code if type(code) is int else None)
         if isinstance(message.get("result"), dict) and message.get("id") == 1 and answer.status < 400:
             return message["result"]
     raise Away(f"no answer of the protocol, with HTTP status {answer.status}")
