@@ -41,7 +41,7 @@ from tests.architecture.worst_scanner_inputs import TOOL
 CHUNK = 384 * KIB
 INTERRUPTED = Call("inv_a", "tool", 1)
 RUN = Run(id="run_a", chat_id="chat_a", assistant_message_id="msg_a")
-OPENING = Opening("run_a", 0, 1, over=False, user_id=1)
+OPENING = Opening("run_a", 0, 1, final=None, user_id=1)
 
 
 def fed(*chunks: bytes) -> None:

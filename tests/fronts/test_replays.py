@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def sent(run: Run, after: Position = BEGINNING) -> Iterator[bytes]:
-    opening = Opening(run.pk, 0, run.last_stream_index, True, run.user_id)
+    opening = Opening(run.pk, 0, run.last_stream_index, run.last_stream_index, run.user_id)
     return Frames(Chunks(run), opening, after).existing()
 
 
@@ -88,7 +88,7 @@ def test_a_client_that_saw_overtaken_text_is_told_to_drop_it(user, make_run):  #
     append(run, delta("First"), ("tool.completed", CALL | {"result": "2"}), delta("\n\nwrong"), delta(" and wrong"))
     append(run, events.message_reset(run), delta("First"), delta("\n\nri"))
     finish(run, "ght")
-    rendered = Frames(Chunks(run), Opening(run.pk, 0, 0, True, run.user_id))
+    rendered = Frames(Chunks(run), Opening(run.pk, 0, 0, 0, run.user_id))
     happened = existing(run.pk, 0, run.last_stream_index)
     live = [parse(rendered.of(event, rendered.rendering.facts_of(event))) for event in happened]
     assert shown(list(chain(*live))) == ["First", "right"]

@@ -87,7 +87,7 @@ def with_streams(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[An
         run_ids = [new_id("run") for _ in range(RUNS)]
         database.last = dict.fromkeys(run_ids, 1)
         streams = [
-            hub.join(Opening(run_id=run_ids[number % RUNS], after=1, last=1, over=False, user_id=1))
+            hub.join(Opening(run_id=run_ids[number % RUNS], after=1, last=1, final=None, user_id=1))
             for number in range(STREAMS)
         ]
         try:
