@@ -12,7 +12,7 @@ from rest_framework.test import APIClient
 
 from apikeys import keys
 from config.api.middleware import ApiErrorMiddleware, RequestIdMiddleware
-from config.telemetry.logs import ContextFilter
+from config.telemetry.logs import SafeMessage
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.api.urls")]
 
@@ -114,7 +114,7 @@ def test_a_page_whose_session_cannot_be_read_is_a_page(anyone, monkeypatch):
 
 
 def test_no_log_line_has_a_path_because_it_may_be_a_credential(anyone, caplog):
-    caplog.handler.addFilter(ContextFilter())
+    caplog.handler.addFilter(SafeMessage())
     assert anyone.get("/api/fail/database").status_code == 503
     assert "Service Unavailable: /api/fail/<kind>" in caplog.messages
 
