@@ -153,8 +153,8 @@ def announce_ready(process: str) -> None:
 
 
 # config.celery connects these to its signals.
-def write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
-    if headers is not None and request_id.get() != NONE:
+def write_headers(headers: dict[str, Any], **kwargs: Any) -> None:
+    if request_id.get() != NONE:
         headers["request_id"] = request_id.get()
 
 

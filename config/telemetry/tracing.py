@@ -79,11 +79,10 @@ def parent_of(carrier: Any) -> Any:
     return extract(carrier)
 
 
-def _write_headers(headers: dict[str, Any] | None = None, **kwargs: Any) -> None:
+def _write_headers(headers: dict[str, Any], **kwargs: Any) -> None:
     from opentelemetry.propagate import inject
 
-    if headers is not None:
-        inject(headers)
+    inject(headers)
 
 
 def _begin_task(task_id: str, task: Any, **kwargs: Any) -> None:
