@@ -141,30 +141,29 @@ class PageLimitMiddleware(Middleware):
 
 
 class ApiErrorMiddleware(Middleware):
-    """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged."""
+    """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged.
+    Answers there and to uploads have the headers of the limit.
+    """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
-        verdict = ratelimit.verdict_of(request)
-        if not is_api_path(request.path_info):
-            if verdict is not None and request.path_info.startswith(UPLOADS):
-                for name, value in verdict.headers().items():
-                    response[name] = value
-            return response
-        if response.status_code >= 400 and not response.get("Content-Type", "").startswith("application/json"):
+        verdict, is_api = ratelimit.verdict_of(request), is_api_path(request.path_info)
+        is_json = response.get("Content-Type", "").startswith("application/json")
+        if is_api and response.status_code >= 400 and not is_json:
             plain = error_response(response.status_code)
             for name in ("Allow", "WWW-Authenticate", "Retry-After"):
                 if name in response:
                     plain[name] = response[name]
             response.close()
             response = plain
-        if verdict is None:
+        if is_api and verdict is None:
             verdict = ratelimit.charge_address(request)
             # While the database is away, callers cannot be known. They learn of that, and not to wait for a minute.
             if not verdict.allowed and response.status_code != 503:
                 response.close()
                 response = error_response(429)
-        for name, value in verdict.headers().items():
-            if name != "Retry-After" or response.status_code == 429:
-                response[name] = value
+        if verdict is not None and (is_api or request.path_info.startswith(UPLOADS)):
+            for name, value in verdict.headers().items():
+                if name != "Retry-After" or response.status_code == 429:
+                    response[name] = value
         return response
