@@ -75,16 +75,6 @@ def read_journal(run: Run) -> Journal:
     return Journal(turns, calls, answers, list(attempts))
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A provider's count for a request of ``size`` bytes (``runs.llm.measure``), which ``digest`` identifies."""
-
-    origin: str
-    tokens: int
-    size: int
-    digest: str
-
-
 class Older(NamedTuple):
     """An earlier run that is not loaded, because the window could not hold it."""
 
@@ -94,14 +84,16 @@ class Older(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's own message and the chat before it, oldest first. Of ``older`` runs, only the sizes are loaded."""
+    """A run's own message and the chat before it, oldest first. Of ``older`` runs, only the sizes are loaded.
+    ``counted``: of each origin, the last turn that ``is_counted``.
+    """
 
     message: UserMessage
     runs: tuple[RunPart, ...] = ()
     older: tuple[Older, ...] = ()
     cut: Cut = field(default_factory=Cut)
     compaction: Compaction | None = None  # the newest one of the chat
-    reports: tuple[Report, ...] = ()
+    counted: tuple[Any, ...] = ()
 
     @property
     def earlier(self) -> tuple[Older | RunPart, ...]:
@@ -118,11 +110,9 @@ class History:
         return replace(self, runs=runs, older=older, cut=cut)
 
 
-def report_of(turn: Turn) -> Report | None:
-    """What the provider counted for the turn's request; None if it counted nothing."""
-    if turn.estimated or not (turn.input_tokens and turn.context_bytes):
-        return None
-    return Report(turn.origin, turn.input_tokens, turn.context_bytes, turn.request_digest)
+def is_counted(turn: Any) -> bool:
+    """Whether the provider has counted the tokens of the turn's request."""
+    return bool(turn.input_tokens and turn.context_bytes) and not turn.estimated
 
 
 # The columns that are read of calls and turns.
@@ -195,11 +185,11 @@ def load(run: Run, context_tokens: int) -> History:
         else:
             older.append(Older(run_id, size + results))
     loaded.reverse()
-    parts, reports = load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
+    parts, counted = load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
     message = UserMessage(content, _files([run.user_message_id])[run.user_message_id] if has_files else ())
     sizes = {row[0]: row[3] + row[4] for row in earlier}
     runs = tuple(replace(part, full_size=sizes[part.run_id]) for part in parts)
-    return History(message, runs, tuple(reversed(older)), cut, compaction, reports)
+    return History(message, runs, tuple(reversed(older)), cut, compaction, counted)
 
 
 def _runs_sql() -> str:
@@ -211,8 +201,8 @@ def _runs_sql() -> str:
 
 def load_parts(
     run_ids: Sequence[str], cut: Cut, noted: Iterable[str], result_chars: int
-) -> tuple[list[RunPart], tuple[Report, ...]]:
-    """The runs in this order, with notes for results in those ``noted``; and what providers counted last for them."""
+) -> tuple[list[RunPart], tuple[Any, ...]]:
+    """The runs in this order, with notes for results in those ``noted``; and ``counted`` of a ``History``."""
     if not run_ids:
         return [], ()
     calls: dict[str, list[Any]] = {}
@@ -238,7 +228,7 @@ def load_parts(
             answers[given.run_id] = given.content
     attached = _files([message.pk for message in users.values() if message.has_files])
     parts: list[RunPart] = []
-    latest: dict[str, Report] = {}
+    counted: dict[str, Any] = {}
     for run_id in run_ids:
         if message := users.get(run_id):
             own = turn_parts(turns.get(run_id, ()), calls.get(run_id, ()))
@@ -246,8 +236,8 @@ def load_parts(
                 own[-1] = replace(own[-1], is_refused=False)  # a note only follows a turn if another turn follows
             user = UserMessage(message.content, attached.get(message.pk, ()))
             parts.append(RunPart(run_id, user, tuple(own), _unrecorded(answers.get(run_id, ""), own)))
-        latest |= {turn.origin: report for turn in turns.get(run_id, ()) if (report := report_of(turn))}
-    return parts, tuple(latest.values())
+        counted |= {turn.origin: turn for turn in turns.get(run_id, ()) if is_counted(turn)}
+    return parts, tuple(counted.values())
 
 
 def _unrecorded(content: str, turns: Sequence[TurnPart]) -> str:

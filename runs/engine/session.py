@@ -220,8 +220,8 @@ class Session:
 
     def counted(self) -> dict[str, int]:
         """Counts of input tokens, by request: for this run, and for the last requests of the chat's earlier runs."""
-        own = filter(None, map(history.report_of, self.journal.turns))
-        return {report.digest: report.tokens for report in (*self.history.reports, *own) if report.digest}
+        turns = filter(history.is_counted, (*self.history.counted, *self.journal.turns))
+        return {turn.request_digest: turn.input_tokens for turn in turns if turn.request_digest}
 
     @property
     def instructions(self) -> str:

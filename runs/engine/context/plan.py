@@ -17,12 +17,12 @@ from config.kernel import clock
 from runs import lifecycle
 from runs.catalogue.definitions import ModelDefinition
 from runs.engine import history
-from runs.engine.history import History, Report
+from runs.engine.history import History
 from runs.engine.session import Session
 from runs.engine.transcript import Cut, RunPart, messages
 from runs.llm.base import ModelRequest, ToolSpec
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
-from runs.models import OUTPUT_TOOL, Compaction, CompactionKind
+from runs.models import OUTPUT_TOOL, Compaction, CompactionKind, Turn
 
 RUN_SUMMARY_MAX_TOKENS = 2048  # the most tokens of a summary; never more than an eighth of the model's room
 
@@ -53,16 +53,6 @@ def summary_tokens(model: ModelDefinition) -> int:
     return max(1, min(RUN_SUMMARY_MAX_TOKENS, room(model) // 8))
 
 
-def tokens_of(size: int, report: Report | None) -> int:
-    """The estimated tokens of ``size`` bytes, from the provider's count of an earlier request if there is one."""
-    if report is None:
-        return -(-size // BYTES_PER_TOKEN)
-    counted = min(max(report.tokens, report.size // BYTES_PER_TOKEN_MAX, 1), report.size)
-    if size <= report.size:
-        return -(-counted * size // report.size)
-    return counted + int((size - report.size) / min(BYTES_PER_TOKEN, report.size / counted))
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A step that shortens to ``cut``. The text of a SUMMARY is not known yet: ``cut`` has one of the longest size."""
@@ -74,13 +64,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools."""
+    """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools. ``counted``: the turn
+    whose request the provider has counted last.
+    """
 
     model: ModelDefinition
     history: History
     own: RunPart
     fixed: int
-    report: Report | None
+    counted: Turn | None
 
     @cached_property
     def now(self) -> int:
@@ -104,7 +96,15 @@ class Plan:
         return size + files_bytes([file for run in runs for file in run.message.files], self.model.dialect)
 
     def tokens(self, cut: Cut) -> int:
-        return tokens_of(self.size(cut), self.report)
+        """An estimate, from the provider's count of an earlier request if there is one."""
+        size = self.size(cut)
+        if self.counted is None:
+            return -(-size // BYTES_PER_TOKEN)
+        before = self.counted.context_bytes
+        tokens = min(max(self.counted.input_tokens, before // BYTES_PER_TOKEN_MAX, 1), before)
+        if size <= before:
+            return -(-tokens * size // before)
+        return tokens + int((size - before) / min(BYTES_PER_TOKEN, before / tokens))
 
     def next_step(self, limit: int | None = None) -> Step | None:
         """The next step that shortens the transcript; None if it fits. ``limit``: the most tokens, after a refusal."""
@@ -178,8 +178,8 @@ class Plan:
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
     # The provider's last count, in this run or in an earlier one of the chat, comes first.
-    latest = map(history.report_of, reversed(session.journal.turns))
-    counted = (report for report in (*latest, *session.history.reports) if report and report.origin == model.origin)
+    turns = (*reversed(session.journal.turns), *session.history.counted)
+    counted = (turn for turn in turns if turn.origin == model.origin and history.is_counted(turn))
     fixed = fixed_bytes(session.instructions, _tools(session))
     own = RunPart(session.run.id, session.history.message, tuple(session.parts()))
     return Plan(model, session.history, own, fixed, next(counted, None))
