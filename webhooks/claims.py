@@ -119,9 +119,9 @@ def concurrency(of_installation: bool) -> int:
     return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
-def take_ready(busy: int, after: str = "") -> tuple[list[Claim], str]:
+def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
     """Claim what this process should send now, to endpoints with ids above ``after``; ``busy`` of its slots are taken.
-    Returns the claims, and the next ``after``, which is empty at the end.
+    Returns the claims, whether some process could claim any, and the next ``after``, which is empty at the end.
     """
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
@@ -131,9 +131,9 @@ def take_ready(busy: int, after: str = "") -> tuple[list[Claim], str]:
     if closed := [row.endpoint_id for row in rows if not row.is_open]:
         transitions.drop(closed)
         transitions.pass_on_due()
-    candidates = [row for row in rows if row.is_open]
+    candidates = [row for row in rows if row.is_open and row.in_flight < concurrency(row.of_installation)]
     allowances = allocate_slots(candidates, busy, WEBHOOK_WORKER_CAPACITY, WEBHOOK_BATCH_SIZE)
-    return _claim(allowances) if allowances else [], after
+    return _claim(allowances) if allowances else [], bool(candidates), after
 
 
 def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most: int) -> dict[str, int]:

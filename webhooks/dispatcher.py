@@ -15,9 +15,11 @@ from django.db import connection
 from config.database.retry import CONNECTION_ERRORS, outage
 from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
+from config.queue import publisher
 from config.telemetry import logs
 from webhooks import claims, signing, transitions
 from webhooks.models import Attempt
+from webhooks.outbox import DELIVER
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ IDLE_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 # Outcomes that arrive within this time are recorded together.
 GATHER_SECONDS = 0.005
+# A process without a free slot wakes the others at most this often.
+PASS_ON_SECONDS = 1.0
 # When the process stops: time to record the last outcomes. An attempt whose outcome is not recorded counts as failed.
 RECORD_SECONDS = 5.0
 
@@ -43,6 +47,7 @@ class Dispatcher:
         self._outcomes: list[Attempt] = []  # of ended attempts, which are in flight until they are recorded
         self.in_flight = 0
         self._after = ""  # where the search for endpoints continues
+        self._passed_on_at = float("-inf")
         self.awake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -103,12 +108,14 @@ class Dispatcher:
         if self._stopping:
             return False
         passed_on = transitions.pass_on_due()
-        if self.in_flight >= claims.WEBHOOK_WORKER_CAPACITY:
-            return bool(passed_on)
-        found, self._after = claims.take_ready(self.in_flight, self._after)
+        found, is_due, self._after = claims.take_ready(self.in_flight, self._after)
         self.in_flight += len(found)
         for claim in found:
             shared.submit(self._attempt(claim))
+        # The next sweep could wake this process again.
+        if is_due and not found and time.monotonic() - self._passed_on_at > PASS_ON_SECONDS:
+            self._passed_on_at = time.monotonic()
+            publisher.nudge(DELIVER)
         return bool(passed_on or found or self._after)
 
     def _record(self, outcomes: Sequence[Attempt]) -> None:

@@ -169,6 +169,19 @@ def test_health_follows_the_latest_attempt(user, receivers):
     assert Endpoint.objects.get().failing is False
 
 
+@pytest.mark.django_db
+def test_full_process_nudges_other_processes(user, nudges, monkeypatch):
+    monkeypatch.setattr("webhooks.claims.WEBHOOK_WORKER_CAPACITY", 1)
+    factories.EndpointFactory(user=user)
+    record(user)
+    one = dispatcher.Dispatcher()
+    one.in_flight = 1
+    nudges.clear()
+    one.step()
+    one.step()
+    assert nudges == [("webhooks.deliver_due", (), None)]
+
+
 # --- the running dispatcher ------------------------------------------------------------------------------------------
 @pytest.fixture
 def running():
