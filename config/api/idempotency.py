@@ -122,7 +122,7 @@ def claim(user_id: int, surface: str, key: str, fingerprint: str) -> Idempotency
             except IntegrityError:  # another request was faster
                 continue
         finished = record.response_status is not None
-        lifetime = timedelta(**({"hours": IDEMPOTENCY_HOURS} if finished else {"seconds": IDEMPOTENCY_LOCK_SECONDS}))
+        lifetime = timedelta(hours=IDEMPOTENCY_HOURS) if finished else timedelta(seconds=IDEMPOTENCY_LOCK_SECONDS)
         if now - record.claimed_at > lifetime:
             # Expired but not yet pruned, or left by a crashed request. One of concurrent requests takes it over.
             records.filter(pk=record.pk, claim=record.claim, response_status=record.response_status).delete()
