@@ -421,8 +421,8 @@ LOGGING = {
         "safe": {"()": "config.telemetry.logs.SafeMessage"},
     },
     "formatters": {
-        "text": {"()": "config.telemetry.logs.TextFormatter", "with_messages": DEBUG},
-        "json": {"()": "config.telemetry.logs.JsonFormatter", "with_messages": DEBUG},
+        "text": {"()": "config.telemetry.logs.TextFormatter"},
+        "json": {"()": "config.telemetry.logs.JsonFormatter"},
     },
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["outages", "safe"]}

@@ -76,14 +76,10 @@ REPLACEMENTS = {
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats exceptions without their messages, or for developers ``with_messages``."""
-
-    def __init__(self, *args: Any, with_messages: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.with_messages = with_messages
+    """Formats exceptions without their messages, which only developers see, with DEBUG."""
 
     def formatException(self, ei: Any) -> str:
-        if self.with_messages or ei[1] is None:
+        if settings.DEBUG or ei[1] is None:
             return super().formatException(ei)
         return "".join(_without_messages(ei[1], set())).rstrip("\n")
 

@@ -108,8 +108,8 @@ def test_a_local_line_is_short(listen):
 
 @pytest.mark.parametrize("formatter", [logs.JsonFormatter, logs.TextFormatter])
 @pytest.mark.parametrize("with_messages", [False, True])
-def test_what_an_exception_quotes_is_for_developers_alone(listen, formatter, with_messages):
-    lines = listen(formatter(with_messages=with_messages))
+def test_what_an_exception_quotes_is_for_developers_alone(listen, settings, formatter, with_messages):
+    settings.DEBUG, lines = with_messages, listen(formatter())
     try:
         raise ExceptionGroup(CANARY, [ValueError(CANARY)])
     except ExceptionGroup:
