@@ -99,13 +99,6 @@ class Claim:
     claimed_at: datetime
     claimed_tick: float
 
-    @property
-    def secrets(self) -> list[str]:
-        """The secret, and in the grace window also the previous one. Empty if no key decrypts the secret."""
-        endpoint = self.delivery.endpoint
-        secrets = (endpoint.secret, endpoint.secondary_at(self.claimed_at)) if endpoint.secret else ()
-        return [secret for secret in secrets if secret]
-
     def is_late(self) -> bool:
         """Whether the claim could lapse during an attempt that begins now: the machine was suspended or slow."""
         return clock.steady() - self.claimed_tick > transitions.WEBHOOK_CLAIM_MARGIN_SECONDS

@@ -169,15 +169,16 @@ async def attempt(claim: claims.Claim) -> Attempt:
 
 
 async def _send(claim: claims.Claim, milliseconds: int) -> client.Answer:
-    if not claim.secrets:
+    delivery, body, endpoint = claim.delivery, claim.delivery.body.encode(), claim.delivery.endpoint
+    if not endpoint.secret:
         raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
-    delivery, body = claim.delivery, claim.delivery.body.encode()
-    headers = signing.signed_headers(delivery.event_id, delivery.attempt_count, body, milliseconds, claim.secrets)
+    secrets = list(filter(None, (endpoint.secret, endpoint.secondary_at(claim.claimed_at))))
+    headers = signing.signed_headers(delivery.event_id, delivery.attempt_count, body, milliseconds, secrets)
     return await client.asend(
         "POST",
-        delivery.endpoint.url,
+        endpoint.url,
         headers={**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT},
         body=body,
         total_timeout=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS,
