@@ -144,7 +144,6 @@ def as_text(output: Any) -> str:
 
 
 class AiSdkViewSet(FrontViewSet):
-    tag = "ai-sdk"
     lookup_url_kwarg = "chatKey"
     # ``create`` checks further scopes, which depend on what it does.
     required_scopes = {"create": "runs:read", "stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
