@@ -41,6 +41,7 @@ def lows() -> list[tuple[Any, Any]]:
 def test_each_grant_is_told_once(endpoint):
     user = factories.UserFactory(username="auth0|4711")
     for _ in range(2):
+        ledger.open_account(user)
         entry, _ = grants.grant(user.pk, 12_500_000, reference="pay_1", reason="x", expires_at=None)
     by_sign_up, by_backend = told("credits.granted")
     assert by_sign_up | {"ledgerId": ""} == {"ledgerId": "", "reference": None, "amount": 100, "userId": "auth0|4711"}

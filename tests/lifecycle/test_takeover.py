@@ -1,19 +1,25 @@
 """Tests of runs whose worker dies, shuts down or has no free capacity."""
 
+from datetime import UTC, datetime
+
 import pytest
 from django.db import transaction
 from django.db.models import F
 
 from config.kernel import clock
+from config.kernel.money import MICRO
 from credits import ledger
+from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.models import ModelAttempt, Run, RunEvent, ToolInvocation, Worker
 from tests import factories
 from tests.driver import Driver, InProcess, until
-from tests.factories import RunFactory
+from tests.factories import RunFactory, force_update
 from tests.lifecycle.conftest import joined, vanish
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_run_of_a_lost_worker_is_resumed_without_repeated_steps(bench, engines, events, monkeypatch):
@@ -147,3 +153,14 @@ def test_a_former_owner_ends_no_request():
     stored = Run.objects.get(pk=run.pk)
     assert (stored.model_retries, stored.last_stream_index) == (run.model_retries, run.last_stream_index)
     assert not ModelAttempt.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "now", [{"lease_token": 4}, {"worker_id": "wrk_new"}, {"status": "waiting"}, {"cancel_requested_at": AT}]
+)
+def test_nothing_is_held_for_a_request_of_a_former_owner(now):
+    run = RunFactory(status="running", worker_id="wrk_old", lease_token=3, running_since=clock.now())
+    force_update(Run.objects.filter(pk=run.pk), **now)
+    with pytest.raises(lifecycle.LeaseLost):
+        lifecycle.hold_turn(run, 1, 1, MICRO, {})
+    assert not LedgerEntry.objects.filter(type="HOLD").exists()

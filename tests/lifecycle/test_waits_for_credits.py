@@ -10,11 +10,11 @@ from config.kernel import clock
 from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import Account, LedgerEntry
-from runs import catalogue, lifecycle
+from runs import catalogue, lifecycle, services
 from runs.engine.engine import Engine
 from runs.models import AgentModel, ModelAttempt, Run
 from tests.driver import until
-from tests.factories import UserFactory
+from tests.factories import ChatFactory, ToolInvocationFactory, UserFactory
 from tests.lifecycle.conftest import Bench, vanish
 from tests.tiers import slow
 
@@ -137,6 +137,24 @@ def test_the_oldest_run_goes_first_also_before_steps_of_other_processes(bench, a
     Run.objects.filter(pk=first["id"]).update(credits_wanted_at=clock.now() - timedelta(minutes=1))
     assert lifecycle.spendable(Run.objects.get(pk=older["id"]), 0) is not None  # a lost worker holds nobody up
     assert [bench.wait(run["id"])["status"] for run in (first, older)] == ["completed"] * 2
+
+
+def test_no_step_is_held_for_before_that_of_an_older_run_that_waits(user):
+    chats = [ChatFactory(user=user).pk for _ in range(2)]
+    older, younger = [lifecycle.claim(services.start_run(user, chat, message="m").pk, "wrk_a") for chat in chats]
+    call = ToolInvocationFactory(run=younger, status="PENDING", credit_estimate=MICRO)
+    Run.objects.filter(pk=older.pk).update(credits_wanted_at=clock.now())
+    with pytest.raises(ledger.InsufficientCredits):
+        lifecycle.hold_turn(younger, 1, 1, MICRO, {})
+    younger, (call,), *_ = lifecycle.dispatch_calls(younger, [call])
+    assert (call.status, LedgerEntry.objects.filter(type="HOLD").count()) == ("PENDING", 0)
+    assert lifecycle.hold_turn(older, 1, 1, MICRO, {})
+    Run.objects.filter(pk=older.pk).update(credits_wanted_at=clock.now() - timedelta(minutes=1))  # its worker is lost
+    assert lifecycle.hold_turn(younger, 1, 1, MICRO, {})
+    younger, (call,), *_ = lifecycle.dispatch_calls(younger, [call])
+    assert (call.status, LedgerEntry.objects.filter(type="HOLD").count()) == ("DISPATCHING", 3)
+    for run in (older, younger):
+        lifecycle.finish(run)
 
 
 def test_who_waits_holds_no_place_at_the_provider(bench, available):
