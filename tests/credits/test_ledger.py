@@ -303,6 +303,13 @@ class TestTurns:
             hold_turn(user, 1, guards=guards)
         assert rows(user) == [("HOLD", 1)] * is_met
 
+    def test_a_condition_that_is_met_does_not_replace_the_credits(self, user):
+        guards = Writes()
+        guards.lock(get_user_model(), {"username": user.username})
+        with pytest.raises(ledger.InsufficientCredits):
+            hold_turn(user, 101 * CREDIT, guards=guards)
+        assert (rows(user), state(user)) == ([], (100 * CREDIT, 0))
+
     def test_the_holds_of_an_ended_run_are_released(self, user):
         fund(user, 30)
         hold = hold_turn(user, 10)

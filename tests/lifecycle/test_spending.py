@@ -7,11 +7,11 @@ import pytest
 from config.kernel.money import MICRO
 from credits import ledger
 from credits.models import Account, LedgerEntry
-from runs import catalogue, lifecycle
+from runs import catalogue, lifecycle, services
 from runs.lifecycle.moves import changed
 from runs.models import AgentModel, Run, Turn
 from tests.driver import until
-from tests.factories import UserFactory
+from tests.factories import ChatFactory, ToolInvocationFactory, UserFactory
 from tests.lifecycle.conftest import vanish
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("laws")]
@@ -96,6 +96,35 @@ def test_a_budget_is_never_exceeded(bench):
     assert 0.9 <= run["totalCreditsUsed"] <= 1
     run = bench.finish("/usage 1000000 1000000\n/say x", maxCredits=0.3)
     assert (run["errorCode"], run["totalCreditsUsed"]) == ("BUDGET_EXCEEDED", 0)
+
+
+def claimed(user: Any, **columns: Any) -> Run:
+    run = services.start_run(user, ChatFactory(user=user).pk, message="m")
+    Run.objects.filter(pk=run.pk).update(**columns)
+    found = lifecycle.claim(run.pk, "wrk_a")
+    assert found is not None
+    return found
+
+
+def test_a_call_has_what_other_steps_leave_of_the_budget(user):
+    run = claimed(user, max_credits=5 * MICRO)
+    lifecycle.hold_turn(run, 1, 1, 2 * MICRO, {})
+    for estimate, status in ((4, "FAILED"), (3, "DISPATCHING"), (1, "FAILED")):
+        call = ToolInvocationFactory(run=run, status="PENDING", credit_estimate=estimate * MICRO)
+        run, (call,), *_ = lifecycle.dispatch_calls(run, [call])
+        assert (call.status, call.error_code) == (status, "BUDGET_EXCEEDED" if status == "FAILED" else None)
+    lifecycle.finish(run)
+
+
+def test_an_approved_call_that_cannot_be_made_keeps_no_hold(user, settings):
+    settings.PARKED_CALLS_PER_USER = 0
+    run = claimed(user)
+    call = ToolInvocationFactory(run=run, status="PENDING", credit_estimate=MICRO, park_seconds=60)
+    about = {"run_id": run.pk, "chat_id": run.chat_id, "invocation_id": call.pk, "tool_key": call.name}
+    ledger.hold(user.pk, MICRO, price={}, **about)
+    run, (call,), *_ = lifecycle.dispatch_calls(run, [call], {call.pk})
+    assert (call.status, ledger.account_for(user.pk).held) == ("FAILED", 0)
+    lifecycle.finish(run)
 
 
 def test_with_few_credits_left_the_answer_is_shorter(bench, user):
