@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
-from django.db.models.functions import Coalesce, TruncDate
+from django.db.models.functions import Coalesce, NullIf, TruncDate
 from django.utils.module_loading import import_string
 
 from config.api.pagination import beyond
@@ -86,10 +86,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
     """The chat's title, and its spending less refunds by (tool, run), newest first. (None, []) without a chat."""
     totals = models.RunTotal.objects.filter(account_id=user_id, chat_id=chat_id)
     totals = totals.order_by("-latest", "run_id", "tool_key")
-    items = [
-        {"run_id": run_id, "tool_name": tool or None, "amount": amount, "latest": latest}
-        for run_id, tool, amount, latest in totals.values_list("run_id", "tool_key", "amount", "latest")
-    ]
+    items: list[Any] = list(totals.values("run_id", "amount", "latest", tool_name=NullIf("tool_key", Value(""))))
     return import_string(settings.CREDITS_CHAT_TITLES)(user_id, [chat_id]).get(chat_id), items
 
 
