@@ -14,7 +14,7 @@ from credits import ledger
 from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.lifecycle import sweeps as transitions
-from runs.models import Run, RunEvent, Worker
+from runs.models import Run, RunEvent, Turn, Worker
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -149,3 +149,20 @@ def test_what_the_open_request_cost_is_charged_once_beside_an_older_hold(lost_tu
     assert list(usage.values_list("amount", "against_id")) == [(30, hold.pk)]
     assert ledger.account_for(lost_turn.user_id).held == 0
     assert Run.objects.get(pk=lost_turn.pk).turn_count == 1
+
+
+def test_text_of_recorded_turns_is_not_charged_again_with_the_open_one(lost_turn):
+    now = clock.now()
+    Turn.objects.create(run=lost_turn, index=1, model="m", text="twelve", started_at=now, finished_at=now)
+    lifecycle.reap_workers()
+    assert lifecycle.claim(lost_turn.pk, "wrk_next") is not None
+    usage = LedgerEntry.objects.get(run_id=lost_turn.pk, type="USAGE")
+    assert (usage.amount, usage.price["outputTokens"]) == (7, 2)
+
+
+def test_what_a_free_model_used_before_its_request_ended_counts():
+    run = lost_run()
+    used = lifecycle.Charge(None, 0, {"inputTokens": 10, "outputTokens": 20})
+    run = lifecycle.end_request(run, None, "", used).run
+    assert (run.input_tokens, run.output_tokens, run.turn_count) == (10, 20, 1)
+    assert not LedgerEntry.objects.filter(run_id=run.pk).exists()
