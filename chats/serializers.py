@@ -12,12 +12,11 @@ from chats.services import CLIENT_ID
 from config.api.serializers import CamelSerializer, NullableText, StrictCharField, StrictIntegerField, TimestampField
 
 CLIENT_ID_PROBLEM = f"Use 1 to {CLIENT_ID_MAX_CHARS} printable ASCII characters."
-MEDIA_TYPE_MAX_CHARS = 127
 _NAME = r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}"
-# Without re.ASCII, "ſ" and "ı" would count as letters, which no header can contain.
-MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})", re.IGNORECASE | re.ASCII)
 # Text must be UTF-8, so the parameter need not be stored.
-_CHARSET = re.compile(r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*""", re.IGNORECASE)
+_CHARSET = r"""[ \t]*;[ \t]*charset[ \t]*=[ \t]*"?utf-?8"?[ \t]*"""
+# Without re.ASCII, "ſ" and "ı" would count as letters, which no header can contain.
+MEDIA_TYPE = re.compile(rf"({_NAME}/{_NAME})(?:{_CHARSET})?", re.IGNORECASE | re.ASCII)
 
 
 class ChatSerializer(CamelSerializer):
@@ -77,15 +76,6 @@ class CreatedAttachmentSerializer(AttachmentSerializer):
     upload = UploadSerializer(help_text="How to upload the file.")
 
 
-def media_type(text: str) -> str | None:
-    """The type in lower case without parameters; None if it is malformed or names a charset other than UTF-8."""
-    match = MEDIA_TYPE.match(text)
-    if match is None or len(match[0]) > MEDIA_TYPE_MAX_CHARS:
-        return None
-    rest = text[match.end() :]
-    return match[0].lower() if not rest or _CHARSET.fullmatch(rest) else None
-
-
 class MediaTypeField(StrictCharField):
     """One of ATTACHMENT_TYPES, in lower case and without parameters inside."""
 
@@ -96,9 +86,10 @@ class MediaTypeField(StrictCharField):
         return f"^({'|'.join(kinds)})$"
 
     def to_internal_value(self, data: Any) -> str:
-        kind = media_type(super().to_internal_value(data))
-        if kind is None:
+        match = MEDIA_TYPE.fullmatch(super().to_internal_value(data))
+        if match is None:
             raise ValidationError("Use a media type, such as text/plain; text is in UTF-8.")
+        kind = match[1].lower()
         family = kind.partition("/")[0]
         if not any(allowed.lower() in (kind, f"{family}/*") for allowed in settings.ATTACHMENT_TYPES):
             raise ValidationError(f"Use one of these types: {', '.join(settings.ATTACHMENT_TYPES)}.")

@@ -17,7 +17,7 @@ from rest_framework.request import Request
 from apikeys import keys
 from chats import files as chat_files
 from chats import views
-from chats.serializers import AttachmentInput, ChatInput, media_type
+from chats.serializers import MEDIA_TYPE, AttachmentInput, ChatInput
 from chats.services import CLIENT_ID
 from config.api import authentication, idempotency, middleware, pagination
 from config.api.negotiation import check_media_type
@@ -121,11 +121,13 @@ PATTERNS: dict[str, list[Work] | str] = {
         *around(lambda header: views.byte_range(header, 1), HEADER, " ", "1", before="bytes=", after=TAIL),
         *around(lambda header: views.byte_range(header, 1), HEADER, " ", before="bytes=1-2", after=TAIL),
     ],
-    "chats/serializers.py: MEDIA_TYPE": around(media_type, HEADER, "a", before="a/"),
-    "chats/serializers.py: _CHARSET": [
-        work
-        for before in ("a/b", "a/b;", "a/b;charset", "a/b;charset=", "a/b;charset=utf8")
-        for work in around(media_type, HEADER, " ", before=before, after=TAIL)
+    "chats/serializers.py: MEDIA_TYPE": [
+        *around(MEDIA_TYPE.fullmatch, HEADER, "a", before="a/"),
+        *(
+            work
+            for before in ("a/b", "a/b;", "a/b;charset", "a/b;charset=", "a/b;charset=utf8")
+            for work in around(MEDIA_TYPE.fullmatch, HEADER, " ", before=before, after=TAIL)
+        ),
     ],
     "chats/files.py: SIGNATURES": [lambda: chat_files.inspect([b"%PDF" * KIB], "application/pdf")],
     "config/database/queries.py: _with_fixed_types": OUR_TEXT,

@@ -123,13 +123,10 @@ def _file(part: dict[str, Any], field: str) -> File:
     return {"fileName": name, "contentType": media_type, "sizeBytes": len(content)}, content
 
 
-def attached(user: Any, file: File) -> str:
-    """The id of the file's attachment. A file with content gets one now, which expires if no message uses it. Raises
-    ValidationFailed, DRF's ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
+def attached(user: Any, said: dict[str, Any], content: bytes) -> str:
+    """The id of a new attachment with this content, which expires if no message uses it. Raises ValidationFailed, DRF's
+    ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
     """
-    if isinstance(file, str):
-        return file
-    said, content = file
     made = attachments.create_attachment(user, **AttachmentInput.validated(said))
     with attachments.transfer(made.user_id):
         attachments.receive(made, BytesIO(content))
@@ -183,7 +180,9 @@ class AiSdkViewSet(FrontViewSet):
         if files:
             if not all(isinstance(file, str) for file in files):
                 self.require_scope("attachments:write")
-            options["attachment_ids"] = [attached(self.request.user, file) for file in files]
+            options["attachment_ids"] = [
+                file if isinstance(file, str) else attached(self.request.user, *file) for file in files
+            ]
         key = starts.key_of(sent.message_id)
         return self.start(chat, key, options, given=sent.run, message_id=sent.message_id)
 
