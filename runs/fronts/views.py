@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,31 +46,29 @@ Position = tuple[int, int]
 BEGINNING = (0, 0)
 
 
+@dataclass
 class Frames:
     """The frames of a run in a stream, event by event. ``after``: the position of the last frame that the client has.
     ``continues``: the client has no frames of this stream, but it has the content of the events up to ``after``.
     ``then``: the frames that the same stream shows after the end of this run.
     """
 
-    def __init__(
-        self,
-        rendering: Rendering,
-        opening: Opening,
-        after: Position = BEGINNING,
-        *,
-        continues: bool = False,
-        then: Frames | None = None,
-    ) -> None:
-        self.rendering, self.opening, self.after, self.continues, self.then = rendering, opening, after, continues, then
-        # The sum of the last indexes of the runs that the same stream showed before this one.
-        self.earlier = 0
-        # The last event that was rendered, and the number of its frames.
-        self.index = self.count = 0
+    rendering: Rendering
+    opening: Opening
+    after: Position = BEGINNING
+    continues: bool = field(default=False, kw_only=True)
+    then: Frames | None = field(default=None, kw_only=True)
+    # The sum of the last indexes of the runs that the same stream showed before this one.
+    earlier = 0
+    # The last event that was rendered, and the number of its frames.
+    index = count = 0
+
+    def __post_init__(self) -> None:
         # Among the events up to ``last``, those in ``void`` have overtaken text, and after the event ``asks_at`` the
         # user is asked. A run that was only queued has neither.
-        run_id, self.last = rendering.run_id, opening.last
+        run_id, self.last = self.rendering.run_id, self.opening.last
         self.asks_at = reads.asks_at(run_id, self.last) if self.last > 1 else 0
-        self.void = reads.overtaken(run_id, after[0], self.last) if self.last > 1 else ()
+        self.void = reads.overtaken(run_id, self.after[0], self.last) if self.last > 1 else ()
 
     def of(self, event: Event, facts: Facts = None) -> bytes:
         index, rendering = event.index, self.rendering

@@ -247,7 +247,8 @@ class AiSdkViewSet(FrontViewSet):
                 answer = {"error": output or "It failed."} if failed else {"result": output}
         if asked is not None and asked.pk not in answers:
             answers.add(asked.pk)
-            (self.respond if isinstance(asked, Waitpoint) else self.submit)(asked, answer)
+            give = self.respond if isinstance(asked, Waitpoint) else self.submit
+            give(asked, answer)
 
     # --- the chat -----------------------------------------------------------------------------------------------------
 
