@@ -73,19 +73,18 @@ class Frames:
     def of(self, event: Event, facts: Facts = None) -> bytes:
         index, rendering = event.index, self.rendering
         known = index < self.after[0] + self.continues
-        begun = self.begin() if index > self.after[0] else b""
         if rendering.over:
-            return begun
+            return b""
         void = self.after[0] < index <= self.last and any(index in indexes for indexes in self.void)
         parts = rendering.feed(event, facts, asks=index > self.last, overtaken=void)
         if index == self.asks_at and not known:
             parts += rendering.ask_now()
         sent = self.frames(index, parts)
-        return b"" if known else begun + sent
+        return b"" if known else sent
 
-    def begin(self) -> bytes:
-        """What a stream that continues begins with."""
-        if not self.continues:
+    def begin(self, following: int) -> bytes:
+        """What a stream that continues begins with, before the facts of the ``following`` event are read."""
+        if not self.continues or following <= self.after[0]:
             return b""
         self.continues = False
         index = self.after[0]
@@ -120,12 +119,13 @@ class Frames:
         """The frames of all events that exist now, and of the runs that follow."""
         rendering = self.rendering
         for event in existing(rendering.run_id, 0, self.last):
+            yield self.begin(event.index)
             yield self.of(event, rendering.facts_of(event))
             if rendering.over:
                 then = self.following()
                 yield from then.existing() if then else ()
                 return
-        yield self.begin()
+        yield self.begin(self.after[0] + 1)
         if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls, self.index):
             yield self.stop()
 
@@ -165,12 +165,12 @@ class FrontBody:
         if events is None:
             raise live.Broken
         for event in events:
+            sent.append(frames.begin(event.index))
             facts = await ask(rendering.facts_of, event) if rendering.wants(event) else None
             sent.append(frames.of(event, facts))
             if rendering.over:
                 return b"".join(sent) or COMMENT
-        if stream.position >= frames.after[0]:
-            sent.append(frames.begin())
+        sent.append(frames.begin(stream.position + 1))
         is_idle = frames.may_stop and stream.position >= stream.channel.last
         known = rendering.run_id, list(rendering.calls), stream.position
         if is_idle and await ask(reads.only_the_client_can_go_on, *known):

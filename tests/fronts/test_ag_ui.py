@@ -11,7 +11,9 @@ from chats.models import Chat
 from runs import catalogue
 from runs.catalogue import agents
 from runs.fronts.ag_ui import events as rendered
+from runs.fronts.views import Frames
 from runs.models import Agent, ClientRun, Run, Waitpoint
+from runs.streams.hub import Opening
 from runs.streams.reads import existing
 from tests import factories
 from tests.driver import until
@@ -608,6 +610,16 @@ def test_only_a_key_that_reads_chats_gets_the_user_s_messages(thread, user, more
     (reset,) = (each for each in existing(run["id"], 0, run["lastStreamIndex"]) if each.type == "message.reset")
     snapshot = json.loads(live.facts_of(reset))
     assert [message["role"] for message in snapshot["messages"]] == roles[:-1]
+
+
+def test_a_reset_right_after_the_client_has_connected_is_a_snapshot(thread):
+    run = thread.run(said("/stream 6 30\n/flaky 503 1 Two"))
+    (reset,) = (each for each in existing(run["id"], 0, run["lastStreamIndex"]) if each.type == "message.reset")
+    row, known = Run.objects.get(pk=run["id"]), reset.index - 1
+    opening = Opening(row.pk, 0, known, True, row.user_id)
+    frames = Frames(rendered.AgUi(row), opening, (known, 0), continues=True)
+    shown = [part for _, part in parse(b"".join(frames.existing()))]
+    assert [part["type"] for part in shown[:2]] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
 
 
 def test_a_user_without_a_place_for_a_stream_starts_nothing(thread, settings):
