@@ -41,7 +41,7 @@ def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[s
     for kind, data in happened:
         given |= data
         if event := WEBHOOKS.get((kind, data.get("status", ""))):
-            yield event, {name: given["id" if name == "waitpointId" else name] for name in event.fields}
+            yield event, {name: given[field.source or name] for name, field in event.fields.items()}
 
 
 def join_text(texts: Iterable[str]) -> str:

@@ -1,48 +1,138 @@
-"""The webhook events. ``openapi.yaml`` says when each is sent, and describes its fields."""
+"""Every webhook event: its name, when it is sent, and its own fields. ``openapi.yaml`` has the shared fields."""
 
 from enum import StrEnum
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 
-class Event(StrEnum):
-    """An event of a run, ``NAME = name, (stream event, status), own fields[, extended]``. It reports this stream event,
-    which has the values of the fields. ``extended``: only with ``extendedEvents``.
-    """
+class Field(NamedTuple):
+    """A field of a body in the API document. ``source``: its name in the stream event, if that differs."""
 
+    description: str
+    example: Any
+    schema: dict[str, Any] = {"type": "string"}
+    source: str = ""
+
+
+def one_of(*values: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+NUMBER = {"type": "number"}
+TIME = {"type": "string", "format": "date-time"}
+
+
+class AnyEvent(StrEnum):
+    """A member is ``NAME = name, when it is sent[, fields[, (stream event, status)[, extended]]]``."""
+
+    sent_when: str
+    fields: dict[str, Field]
     stream_type: str
     stream_status: str
-    fields: tuple[str, ...]
     extended: bool
 
-    def __new__(cls, name: str, stream: tuple[str, str], fields: tuple[str, ...] = (), extended: bool = False) -> Self:
+    def __new__(
+        cls,
+        name: str,
+        sent_when: str,
+        fields: dict[str, Field] | None = None,
+        stream: tuple[str, str] = ("", ""),
+        extended: bool = False,
+    ) -> Self:
         member = str.__new__(cls, name)
         member._value_ = name
+        member.sent_when, member.fields, member.extended = sent_when, fields or {}, extended
         member.stream_type, member.stream_status = stream
-        member.fields, member.extended = fields, extended
         return member
 
-    AGENT_STARTED = "agent.started", ("run.status", "running")
-    AGENT_COMPLETED = "agent.completed", ("run.status", "completed")
-    AGENT_FAILED = "agent.failed", ("run.status", "failed"), ("errorCode",)
+
+class Event(AnyEvent):
+    """An event of a run, which reports this stream event. ``extended``: only with ``extendedEvents``."""
+
+    AGENT_STARTED = (
+        "agent.started",
+        "A run starts to execute, and again each time it resumes after an answer.",
+        None,
+        ("run.status", "running"),
+    )
+    AGENT_COMPLETED = "agent.completed", "A run has completed.", None, ("run.status", "completed")
+    AGENT_FAILED = (
+        "agent.failed",
+        "A run has failed.",
+        {"errorCode": Field("Why the run failed, for programs.", "MODEL_TIMEOUT")},
+        ("run.status", "failed"),
+    )
     TOOL_COMPLETED = (
         "tool.completed",
+        "A tool invocation has completed.",
+        {
+            "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+            "name": Field("The name of the tool.", "draw_chart"),
+            "status": Field("The status of the call.", "COMPLETED", one_of("COMPLETED")),
+            "creditUsed": Field("What the call cost, in credits.", 12, NUMBER),
+        },
         ("tool.completed", "COMPLETED"),
-        ("toolInvocationId", "name", "status", "creditUsed"),
     )
-    TOOL_PARKED = "tool.parked", ("tool.parked", ""), ("toolInvocationId", "name", "awaiting", "expiresAt"), True
-    AGENT_WAITING = "agent.waiting", ("run.status", "waiting"), ("waitpointId", "kind", "expiresAt"), True
-    AGENT_CANCELLED = "agent.cancelled", ("run.status", "cancelled"), (), True
+    TOOL_PARKED = (
+        "tool.parked",
+        "A tool call awaits its tool, or your app.",
+        {
+            "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+            "name": Field("The name of the tool.", "make_video"),
+            "awaiting": Field("Who gives the outcome, the tool or the caller's app.", "tool", one_of("tool", "client")),
+            "expiresAt": Field("When the call fails without an outcome.", "2026-11-21T12:34:56.789Z", TIME),
+        },
+        ("tool.parked", ""),
+        True,
+    )
+    AGENT_WAITING = (
+        "agent.waiting",
+        "A run waits for an answer.",
+        {
+            "waitpointId": Field("The id of the waitpoint.", "wp_01kb5w3v5p6q7r8s9t0v1w2x3y", source="id"),
+            "kind": Field("What is asked.", "CREDIT_APPROVAL", one_of("CREDIT_APPROVAL", "CLARIFICATION")),
+            "expiresAt": Field("When the run fails if nobody answers.", "2026-11-21T12:34:56.789Z", TIME),
+        },
+        ("run.status", "waiting"),
+        True,
+    )
+    AGENT_CANCELLED = "agent.cancelled", "A run was cancelled.", None, ("run.status", "cancelled"), True
 
 
-class CreditsEvent(StrEnum):
+class CreditsEvent(AnyEvent):
     """An event of a user's credits, only for the installation endpoint."""
 
-    GRANTED = "credits.granted"
-    LOW = "credits.low"
-    EXHAUSTED = "credits.exhausted"
+    GRANTED = (
+        "credits.granted",
+        "Credits were granted to a user.",
+        {
+            "ledgerId": Field("The id of the grant's row of the ledger.", "led_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "reference": Field(
+                "What the backend named the payment, or null for a grant by staff or at sign-up.",
+                "pay_2f9c",
+                {"type": ["string", "null"]},
+            ),
+            "amount": Field("The credits.", 25, NUMBER),
+        },
+    )
+    LOW = (
+        "credits.low",
+        "A user's balance has gone below one of the installation's thresholds.",
+        {
+            "available": Field("What the user can spend.", 4.875, NUMBER),
+            "threshold": Field("The threshold, one of CREDITS_LOW_THRESHOLDS.", 5, NUMBER),
+        },
+    )
+    EXHAUSTED = (
+        "credits.exhausted",
+        "A run waits or has failed because its user's credits are not enough for it.",
+        {
+            "available": Field("What the user can spend.", 0.1, NUMBER),
+            "runId": Field("The run.", "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+        },
+    )
 
 
-class TrialEvent(StrEnum):
+class TrialEvent(AnyEvent):
     """A test event, only for the endpoint that is tested."""
 
-    TEST = "webhook.test"
+    TEST = "webhook.test", "The user or staff asked for a test event."

@@ -3,7 +3,7 @@
 from typing import Any
 
 from config.api.openapi import described
-from webhooks.events import CreditsEvent, Event, TrialEvent
+from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 
 
 def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: Any) -> dict[str, Any]:
@@ -12,26 +12,29 @@ def add_webhooks(result: dict[str, Any], generator: Any, request: Any, public: A
     return result
 
 
-def operation(event: Event | CreditsEvent | TrialEvent) -> dict[str, Any]:
+def operation(event: AnyEvent) -> dict[str, Any]:
     """The POST that a receiver gets."""
     common, installation = described("webhook_fields"), described("webhook_installation_fields")
-    text = described("webhook_events")[event]
     if not isinstance(event, Event):
         common = common | (installation if isinstance(event, CreditsEvent) else {})
         common = {name: field for name, field in common.items() if name not in ("runId", "chatId")}
         installation = {}
-    fields = {name: dict(field) for name, field in (common | text.get("fields", {}) | installation).items()}
+    own = {
+        name: {**field.schema, "description": field.description, "example": field.example}
+        for name, field in event.fields.items()
+    }
+    fields = {name: dict(field) for name, field in (common | own | installation).items()}
     fields["type"] |= {"const": event.value, "example": event.value}
     example = {name: field.pop("example") for name, field in fields.items()}
     required = [name for name in fields if name not in installation]
     body = {"type": "object", "required": required, "properties": fields}
     example = {name: example[name] for name in required}
-    asked = ", if its endpoint has `extendedEvents`" if isinstance(event, Event) and event.extended else ""
+    asked = ", if its endpoint has `extendedEvents`" if event.extended else ""
     asked = ", which is the installation endpoint" if isinstance(event, CreditsEvent) else asked
     headers, responses = described("webhook_headers"), described("webhook_responses")
     return {
         "operationId": "webhook" + "".join(word.capitalize() for word in event.split(".")),
-        "summary": text["sentWhen"],
+        "summary": event.sent_when,
         "description": f"The POST that a receiver gets for `{event.value}`{asked}. Answer with a 2xx status.",
         "tags": ["webhooks"],
         # A receiver needs no credential, because the delivery is signed.

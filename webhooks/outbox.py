@@ -10,7 +10,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.publisher import nudge_after_commit
-from webhooks.events import CreditsEvent, Event, TrialEvent
+from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
 from webhooks.models import Delivery, Endpoint
 
 DELIVER = "webhooks.deliver_due"
@@ -45,7 +45,7 @@ def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) ->
 def add(
     writes: Writes,
     user_id: int,
-    event: Event | CreditsEvent,
+    event: AnyEvent,
     *,
     run_id: str = "",
     chat_id: str = "",
@@ -53,7 +53,7 @@ def add(
     extra: dict[str, Any] | None = None,
 ) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    the event's id. ``extra`` has the event's own fields; Decimals are written exactly. ``request_id``
+    the event's id. ``extra`` has the event's own fields (``events.py``); Decimals are written exactly. ``request_id``
     is that of the request that caused the run, for log lines of attempts.
     """
     now = clock.now()
@@ -64,7 +64,7 @@ def add(
     unclosed = dumps(body).decode().removesuffix("}")
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
     # Users' endpoints get only the events of runs.
-    values += [moment, moment, user_id if of_run else None, isinstance(event, Event) and not event.extended]
+    values += [moment, moment, user_id if of_run else None, bool(of_run) and not event.extended]
     json = "to_json" if connection.vendor == "postgresql" else "json_quote"
     record = _RECORD.format(json=json, users=get_user_model()._meta.db_table)
     writes.execute(record, values, then=lambda: nudge_after_commit(DELIVER))
