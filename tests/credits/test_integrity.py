@@ -199,11 +199,12 @@ class TestReconcile:
         (line,) = drift()
         assert line.startswith(f"{user.username}: {off} is ")
 
-    def test_finds_a_hold_settled_with_another_amount(self, user):
+    @pytest.mark.parametrize(("amount", "shown"), [(4, "0.000004"), (11, "0.000011")])
+    def test_finds_a_hold_settled_with_another_amount(self, user, amount, shown):
         invocation = place(user, 10)
         hold = LedgerEntry.objects.get(invocation_id=invocation)
-        LedgerEntry.objects.create(account_id=user.pk, type="CAPTURE", amount=4, against=hold, cause="x")
-        assert f"{hold.pk}: a hold of 0.00001 was settled with 0.000004" in list(drift())
+        LedgerEntry.objects.create(account_id=user.pk, type="CAPTURE", amount=amount, against=hold, cause="x")
+        assert f"{hold.pk}: a hold of 0.00001 was settled with {shown}" in list(drift())
 
     def test_finds_refunds_over_the_amount(self, user):
         spent = spend(user, 5)
