@@ -89,7 +89,7 @@ def test_a_file_becomes_an_attachment(session, bucket, server):
 
 
 def test_a_file_within_a_message_becomes_an_attachment(user, bucket):
-    key = attached(user, ({"fileName": "a.txt", "contentType": "text/plain", "sizeBytes": 5}, b"Hello"))
+    key = attached(user, {"fileName": "a.txt", "contentType": "text/plain", "sizeBytes": 5}, b"Hello")
     assert Attachment.objects.get(pk=key).status == "READY"
     assert contents(bucket) == [b"Hello"]
 
