@@ -552,6 +552,7 @@ def test_stop_cancels_a_run_in_line_by_the_clients_id(thread):
         ({"messages": [said(5)]}, "messages"),
         ({"resume": {}}, "resume"),
         ({"resume": [{"interruptId": "wp_1", "status": "canceled", "payload": True}]}, "resume.0.status"),
+        ({"resume": [{"interruptId": f"wp_{number}", "status": "resolved"} for number in range(101)]}, "resume"),
         ({"tools": [5]}, "tools"),
         ({"context": [{"description": "d"}]}, "context.value"),
         ({"forwardedProps": {"run": {"maxCredit": 5}}}, "run.maxCredit"),

@@ -35,6 +35,8 @@ RESUME_STATUSES = ("resolved", "cancelled")
 NO_INPUT = {"type": "object", "properties": {}}
 # The most results of calls in a request; earlier ones are ignored.
 RESULTS_MAX = 100
+# The most interrupts that a request may answer, with some queries for each. A chat has one open interrupt at a time.
+INTERRUPTS_MAX = 100
 # The most messages that a connecting client gets.
 CONNECTED_MESSAGES = 200
 
@@ -119,6 +121,8 @@ def read(body: Object) -> Sent:
     wrong = (index for index, entry in enumerate(resume) if entry.get("status") not in RESUME_STATUSES)
     if (index := next(wrong, None)) is not None:
         problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
+    if len({str(entry.get("interruptId")) for entry in resume}) > INTERRUPTS_MAX:
+        problems["resume"] = [f"At most {INTERRUPTS_MAX} different interrupts."]
     if problems:
         raise ValidationFailed(problems)
     properties = body.get("forwardedProps")
