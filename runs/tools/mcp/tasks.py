@@ -46,8 +46,8 @@ POLL_FIRST_SECONDS, POLL_GROWN_SECONDS = 5.0, 60.0
 TASK_REQUEST_SECONDS = 30.0  # the time of one request about a task
 TASK_ID_MAX_CHARS = 1000
 
-# Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other. Only the
-# engine's loop may wait for the threads of a context.
+# Schemas of questions are checked one at a time: they are rare, and hostile ones then only delay each other. They do
+# not wait for the user's thread for tools, which other calls may occupy for longer than this call may take.
 _checks = ThreadPoolExecutor(1, "mcp-questions")
 
 
