@@ -36,7 +36,8 @@ class Contacts:
     async def run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):  # ``wait_for`` of Python 3.11 can lose a cancel
+                    await self.woken.wait()
             self.woken.clear()
             try:
                 while await self._look():

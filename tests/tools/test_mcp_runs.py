@@ -543,3 +543,17 @@ def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch)
     assert other.wait(run)["status"] == "completed"
     assert len(bench.engine.contacts.tasks) == 2
     release.set()
+
+
+def test_an_engine_ends_although_a_request_ends_at_the_same_moment(engines, monkeypatch):
+    engine = engines()
+
+    def stop() -> None:
+        engine.contacts.woken.set()
+        end()
+
+    end = engine.loop.stop
+    monkeypatch.setattr(engine.loop, "stop", stop)
+    engine.stop(0)
+    engine.loop_thread.join(10)
+    assert engine.loop.is_closed()
