@@ -5,12 +5,10 @@ it. Downloads are of the whole file or one range.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
-from django.core.files.base import File
 from django.core.files.storage import default_storage
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import get_conditional_response
@@ -213,16 +211,9 @@ class AttachmentViewSet(ServiceViewSet):
         status = 200 if wanted is None else 206
         if request.method == "HEAD":
             return HttpResponse(status=status, headers=headers)
-        with ExitStack() as until_closed:
-            until_closed.enter_context(attachments.transfer(attachment.user_id))
-            try:
-                with files.storage_errors():
-                    file = until_closed.enter_context(default_storage.open(attachment.stored_name))
-            except FileNotFoundError:
-                raise NotFound("The attachment's file is gone.") from None
-            file.seek(first)
-            part = Part(file, last - first + 1, until_closed.pop_all().close)
-        return StreamingHttpResponse(part, status=status, headers=headers)
+        parts = parts_of(attachment, first, last - first + 1)
+        next(parts)
+        return StreamingHttpResponse(parts, status=status, headers=headers)
 
 
 class RangeNotSatisfiable(DomainError):
@@ -277,16 +268,17 @@ def content_disposition(file_name: str) -> str:
     return content_disposition_header(True, clean if clean.strip(". ") else "file") or ""
 
 
-class Part:
-    """The next ``count`` bytes of a file. The response calls ``close``, also if the client left before the first byte.
-    A generator that never started would leave the file open.
-    """
-
-    def __init__(self, file: File, count: int, close: Callable[[], None]) -> None:
-        self.file, self.left = file, count
-        self.close = close
-
-    def __iter__(self) -> Iterator[bytes]:
-        while self.left and (part := self.file.read(min(files.READ_SIZE, self.left))):
-            self.left -= len(part)
-            yield part
+def parts_of(attachment: Attachment, first: int, left: int) -> Iterator[bytes]:
+    """An empty part, then ``left`` bytes of the file. ``close`` frees them only after the first part."""
+    with attachments.transfer(attachment.user_id):
+        try:
+            with files.storage_errors():
+                file = default_storage.open(attachment.stored_name)
+        except FileNotFoundError:
+            raise NotFound("The attachment's file is gone.") from None
+        with file:
+            file.seek(first)
+            yield b""
+            while left and (part := file.read(min(files.READ_SIZE, left))):
+                left -= len(part)
+                yield part
