@@ -74,14 +74,9 @@ def add(
 def send_test(endpoint: Endpoint) -> Delivery:
     """Record a test event for only this endpoint, which the caller has locked."""
     now, event_id = clock.now(), new_id("evt")
-    body = {"id": event_id, "type": TrialEvent.TEST, "occurredAt": clock.iso(now)}
+    body = dumps({"id": event_id, "type": TrialEvent.TEST, "occurredAt": clock.iso(now)}).decode()
+    about = {"event_id": event_id, "event_type": TrialEvent.TEST, "body": body}
     nudge_after_commit(DELIVER)
     return Delivery.objects.create(
-        event_id=event_id,
-        endpoint=endpoint,
-        user_id=endpoint.user_id,
-        event_type=TrialEvent.TEST,
-        body=dumps(body).decode(),
-        created_at=now,
-        next_attempt_at=now,
+        endpoint=endpoint, user_id=endpoint.user_id, created_at=now, next_attempt_at=now, **about
     )

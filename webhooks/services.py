@@ -51,29 +51,31 @@ def register(
     and whether its secret is new and must be shown. ``extended`` None leaves the choice unchanged. ``secret``: the new
     secret, if it is not to be random. A rotated secret that no key decrypts gets no grace window.
     """
-    endpoint, now = endpoints_of(user).select_for_update(no_key=True).first(), clock.now()
-    chosen = secret or secrets.token_hex(32)
-    if endpoint is None:
-        new = Endpoint(
-            user=user, url=url, secret=chosen, extended_events=bool(extended), created_at=now, updated_at=now
-        )
-        try:
-            with transaction.atomic():
-                new.save(force_insert=True)
-                return new, True
-        except IntegrityError:  # a concurrent call has created an endpoint, which may be deleted by now
-            return register(user, url, rotate=rotate, extended=extended, secret=secret)
-    endpoint.url, endpoint.updated_at = url, now
-    changed = ["url", "updated_at"]
+    now, chosen = clock.now(), secret or secrets.token_hex(32)
+    first = {"url": url, "secret": chosen, "extended_events": bool(extended), "created_at": now, "updated_at": now}
+    locked = endpoints_of(user).select_for_update(no_key=True)
+    try:
+        endpoint, is_new = locked.get_or_create(user=user, deleted_at=None, defaults=first)
+    except IntegrityError:  # a concurrent call has created an endpoint, which is deleted by now
+        return register(user, url, rotate=rotate, extended=extended, secret=secret)
+    if is_new:
+        return endpoint, True
+    changes: dict[str, Any] = {"url": url}
     if extended is not None:
-        endpoint.extended_events = extended
-        changed.append("extended_events")
+        changes["extended_events"] = extended
     if rotate:
-        endpoint.secondary_secret, endpoint.secret = endpoint.secret or None, chosen
-        endpoint.secondary_expires_at = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
-        changed += ["secret", "secondary_secret", "secondary_expires_at"]
-    endpoint.save(update_fields=changed)
-    return endpoint, rotate
+        until = now + timedelta(seconds=settings.WEBHOOK_GRACE_SECONDS)
+        changes |= {"secondary_secret": endpoint.secret or None, "secondary_expires_at": until, "secret": chosen}
+    return _write(endpoint, **changes), rotate
+
+
+def _write(endpoint: Endpoint, **changes: Any) -> Endpoint:
+    """Change a locked endpoint."""
+    changes["updated_at"] = clock.now()
+    for name, value in changes.items():
+        setattr(endpoint, name, value)
+    endpoint.save(update_fields=changes)
+    return endpoint
 
 
 @transaction.atomic
@@ -82,12 +84,8 @@ def change(user: Any, **changes: bool) -> Endpoint:
     the endpoint is enabled again before they are marked dead.
     """
     endpoint = endpoint_of(user, lock=True)
-    changed = [name for name, value in changes.items() if getattr(endpoint, name) != value]
-    if changed:
-        for name in changed:
-            setattr(endpoint, name, changes[name])
-        endpoint.updated_at = clock.now()
-        endpoint.save(update_fields=[*changed, "updated_at"])
+    if any(getattr(endpoint, name) != value for name, value in changes.items()):
+        _write(endpoint, **changes)
     if changes.get("enabled") is False:
         transitions.drop([endpoint.pk])
     return endpoint
@@ -96,9 +94,8 @@ def change(user: Any, **changes: bool) -> Endpoint:
 @transaction.atomic
 def delete_endpoint(user: Any) -> None:
     """The row stays, without secrets, because deliveries refer to it. Drops the pending deliveries."""
-    endpoint, now = endpoint_of(user, lock=True), clock.now()
-    without_secrets = {"secret": "", "secondary_secret": None, "secondary_expires_at": None}
-    Endpoint.objects.filter(pk=endpoint.pk).update(deleted_at=now, updated_at=now, **without_secrets)
+    endpoint = endpoint_of(user, lock=True)
+    _write(endpoint, deleted_at=clock.now(), secret="", secondary_secret=None, secondary_expires_at=None)
     transitions.drop([endpoint.pk])
 
 
