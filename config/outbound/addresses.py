@@ -1,4 +1,4 @@
-"""The network addresses that outbound requests may reach, and the DNS look-up.
+"""The URLs and network addresses that outbound requests may reach, the DNS look-up, and a request's answer or errors.
 
 ``ipaddress.is_global`` does not decide, because it treats NAT64, 6to4, IPv4-compatible and multicast addresses as
 public. The lists below follow IANA's special-purpose registries: a list of refused blocks for IPv4, and for IPv6 the
@@ -11,12 +11,20 @@ import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from config.outbound.urls import RequestFailed
+from django.conf import settings
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
 
+from config.outbound.loop import shared
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+URL_MAX_CHARS = 8 * 1024  # a server may redirect to any address: parsing a very long one would block the event loop
 # The most host names that a process looks up at the same time, in all and for one user's tools; further ones fail.
 OUTBOUND_LOOKUPS_MAX = 256
 OUTBOUND_LOOKUPS_PER_USER = 64
@@ -46,8 +54,68 @@ class AddressRefused(Exception):
     """A request to this address is not allowed. Not an OSError, after which HTTP libraries try the next address."""
 
 
+class RequestFailed(Exception):
+    """No answer was received. The message is for people and contains neither the address nor a header."""
+
+
+class RequestTimedOut(RequestFailed):
+    """The deadline passed before the answer was complete."""
+
+
 class LookupFailed(RequestFailed):
     """The look-up found no address in time. The message is for people."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``truncated``: the body was longer than ``max_bytes``, or the connection closed before its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    truncated: bool
+
+
+def parse(url: str, https_only: bool) -> Url:
+    """``url`` as both the check and the connection use it. Raises ValueError."""
+    if len(url) > URL_MAX_CHARS:
+        raise ValueError("The URL is too long.")
+    if any(character <= " " or character in "\\\x7f" for character in url):
+        raise ValueError("The URL must not contain spaces, control characters or backslashes.")
+    try:
+        parsed = parse_url(url)
+    except (LocationParseError, ValueError, UnicodeError):
+        raise ValueError("This is not a valid URL.") from None
+    if parsed.scheme not in DEFAULT_PORTS or not host_of(parsed):
+        raise ValueError("The URL must be absolute, with http or https.")
+    if https_only and parsed.scheme != "https":
+        raise ValueError("The URL must be https.")
+    if parsed.auth is not None:
+        raise ValueError("The URL must not contain credentials.")
+    if parsed.port == 0:
+        raise ValueError("This is not a valid URL.")
+    return parsed
+
+
+def same_server(first: str, second: str) -> bool:
+    """Whether both URLs have the same scheme, host and port: secrets for one server must not go to another."""
+    try:
+        one, other = parse(first, False), parse(second, False)
+    except ValueError:
+        return first == second
+    return (one.scheme, host_of(one).lower(), port_of(one)) == (other.scheme, host_of(other).lower(), port_of(other))
+
+
+def host_of(parsed: Url) -> str:
+    """The host for the look-up, so that check and connection read it alike: IPv4 in its usual form, no last dot."""
+    host = (parsed.host or "").strip("[]").rstrip(".")
+    with contextlib.suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))
+    return host
+
+
+def port_of(parsed: Url) -> int:
+    return parsed.port or DEFAULT_PORTS[parsed.scheme or "http"]
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -62,6 +130,20 @@ async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "")
     if not (allow_private or all(map(is_public, found))):
         raise AddressRefused(REFUSED)
     return targets
+
+
+def check_url(url: str, allow_private: bool, *, https_only: bool = False) -> None:
+    """Check that ``client.asend`` may call ``url`` now. Raises AddressRefused or ValueError, with messages for people.
+    Unless ``allow_private``, this looks the host up: the caller must be on a thread, without an open transaction.
+    """
+    parsed = parse(url, https_only)
+    if allow_private:
+        return
+    try:
+        looked_up = shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False))
+        looked_up.result(settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
+    except (TimeoutError, LookupFailed) as error:
+        raise ValueError(str(error) or LOOKUP_TIMED_OUT) from None
 
 
 def check_socket_address(text: str) -> None:

@@ -7,11 +7,7 @@ certificates and sends no request twice. One deadline covers look-up, connect, h
 
 from typing import Any
 
-from django.conf import settings
-
-from config.outbound.addresses import LOOKUP_TIMED_OUT, AddressRefused, LookupFailed, resolve
-from config.outbound.loop import shared
-from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse, port_of
+from config.outbound.addresses import AddressRefused, Answer, RequestFailed, RequestTimedOut, check_url
 
 __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asend", "check_url", "prepare"]
 
@@ -19,20 +15,6 @@ __all__ = ["AddressRefused", "Answer", "RequestFailed", "RequestTimedOut", "asen
 def prepare() -> None:
     """Import what requests need. It takes a tenth of a second: call it before the first request is on an event loop."""
     from config.outbound import transport  # noqa: F401
-
-
-def check_url(url: str, allow_private: bool, *, https_only: bool = False) -> None:
-    """Check that ``asend`` may call ``url`` now. Raises AddressRefused or ValueError, with messages for people. Unless
-    ``allow_private``, this looks the host up: the caller must be on a thread, without an open transaction.
-    """
-    parsed = parse(url, https_only)
-    if allow_private:
-        return
-    try:
-        looked_up = shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False))
-        looked_up.result(settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
-    except (TimeoutError, LookupFailed) as error:
-        raise ValueError(str(error) or LOOKUP_TIMED_OUT) from None
 
 
 async def asend(method: str, url: str, **options: Any) -> Answer:

@@ -21,9 +21,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from django.conf import settings
 from yarl import URL
 
-from config.outbound.addresses import LOOKUP_TIMED_OUT, LookupFailed, check_socket_address, is_address, resolve
+from config.outbound import addresses
+from config.outbound.addresses import Answer, LookupFailed, RequestFailed, RequestTimedOut
 from config.outbound.loop import shared
-from config.outbound.urls import Answer, RequestFailed, RequestTimedOut, host_of, parse
 
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
 # request is lost and cannot be repeated safely.
@@ -83,13 +83,13 @@ class Exchange:
         port may use the connection for ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid),
         RequestTimedOut, RequestFailed.
         """
-        parsed = parse(url, https_only)
-        host = host_of(parsed)
+        parsed = addresses.parse(url, https_only)
+        host = addresses.host_of(parsed)
         target = parsed._replace(host=f"[{host}]" if ":" in host else host, fragment=None)
         seconds = settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS  # for look-up, connect and handshake
         timeout = aiohttp.ClientTimeout(connect=seconds, ceil_threshold=float("inf"))
         # A time-out before the look-up begins is one of the look-up.
-        self.owner, self.looking_up = owner, not is_address(host)
+        self.owner, self.looking_up = owner, not addresses.is_address(host)
         _exchange.set(self)
         # The event loop runs once and notices which idle connections the servers have closed.
         await asyncio.sleep(0)
@@ -142,7 +142,7 @@ class Exchange:
     def _failure(self, error: aiohttp.ClientError) -> RequestFailed:
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         if isinstance(error, aiohttp.ConnectionTimeoutError) and self.looking_up:
-            return LookupFailed(LOOKUP_TIMED_OUT)
+            return LookupFailed(addresses.LOOKUP_TIMED_OUT)
         if isinstance(cause, TimeoutError):
             return RequestTimedOut("Timed out while connecting.")
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -221,7 +221,7 @@ class _Resolver(AbstractResolver):
 
     async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_UNSPEC) -> list[ResolveResult]:
         exchange = _exchange.get()
-        targets = await resolve(host, port, allow_private=self.allow_private, owner=exchange.owner)
+        targets = await addresses.resolve(host, port, allow_private=self.allow_private, owner=exchange.owner)
         exchange.looking_up = False
         return [
             ResolveResult(hostname=host, host=address[0], port=port, family=found, proto=0, flags=0)
@@ -235,7 +235,7 @@ class _Resolver(AbstractResolver):
 def _socket(target: tuple[Any, ...]) -> socket.socket:
     """A socket for this address, which is checked again directly before the connection."""
     *_, address = target
-    check_socket_address(address[0])
+    addresses.check_socket_address(address[0])
     return counted_socket(target)
 
 

@@ -17,7 +17,7 @@ from unfold.decorators import action
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
 from config.kernel.jsontext import to_text
-from config.outbound.urls import same_server
+from config.outbound.addresses import same_server
 from config.staff.base import StaffAdmin, column, credits_column
 from config.staff.forms import CreditsField, LinesField, ObjectField, SecretField, StaffForm
 from runs import catalogue

@@ -14,7 +14,7 @@ from rest_framework.settings import api_settings
 
 from config.api.serializers import unknown_fields
 from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
-from config.outbound.urls import same_server
+from config.outbound.addresses import same_server
 from runs import catalogue
 from runs.catalogue import rules, yaml
 from runs.catalogue.definitions import problem_of

@@ -13,7 +13,7 @@ from django.conf import settings
 
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from config.limits.share import Threads
-from config.outbound.urls import parse
+from config.outbound.addresses import parse
 from runs.errors import CallError
 
 TOOL_RESULT_MAX_CHARS = 100_000  # a longer result is cut

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from config.kernel.jsontext import from_text, to_text
-from config.outbound import urls
+from config.outbound import addresses
 from config.outbound.client import Answer
 from runs.events import StreamType
 from runs.fronts import views as fronts
@@ -51,7 +51,7 @@ def fed(*chunks: bytes) -> None:
 
 
 def url_of(text: str) -> Any:
-    return urls.parse(text, https_only=False)
+    return addresses.parse(text, https_only=False)
 
 
 def rendered(new: Callable[[], Rendering], kind: str, data: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from config.outbound import addresses, client, transport
+from config.outbound import addresses, client
 from tests.outbound.helpers import resolve, send
 from tests.webhooks.receiver import answer, receiving
 
@@ -99,7 +99,7 @@ def test_socket_is_opened_for_public_addresses_only(monkeypatch, found):
     async def unchecked(host, port, **options):
         return [(socket.AF_INET6 if ":" in one else socket.AF_INET, (one, port)) for one in found]
 
-    monkeypatch.setattr(transport, "resolve", unchecked)
+    monkeypatch.setattr(addresses, "resolve", unchecked)
     monkeypatch.setattr(addresses, "is_public", lambda address: str(address) == "127.0.0.2")
     with receiving() as receiver:
         with pytest.raises((client.AddressRefused, client.RequestFailed)):

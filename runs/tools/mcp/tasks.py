@@ -19,8 +19,8 @@ from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, T
 from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps
+from config.outbound.addresses import same_server
 from config.outbound.client import Answer
-from config.outbound.urls import same_server
 from runs.errors import CallError
 from runs.tools import base
 from runs.tools.base import Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error

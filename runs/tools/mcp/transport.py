@@ -10,9 +10,8 @@ from django.conf import settings
 from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
 from config.kernel.jsontext import dumps
-from config.outbound.addresses import AddressRefused
+from config.outbound.addresses import AddressRefused, RequestFailed
 from config.outbound.transport import Exchange
-from config.outbound.urls import RequestFailed
 
 CLOSE_SECONDS = 2.0  # the DELETE that ends a session must not delay a result
 VALUES_MAX = 20_000  # the SDK creates several errors for each value of a wrong type, which blocks its event loop
