@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# The parts of OpenTelemetry that are used, after ``start``.
+trace: Any = None
+propagate: Any = None
 _tracer: Any = None
 # The open spans of the tasks that this process executes, by task id.
 _tasks: dict[str, Any] = {}
@@ -16,9 +19,9 @@ _tasks: dict[str, Any] = {}
 
 def start() -> None:
     """Send spans from now on, on a background thread. The SDK reads its configuration from the OTEL_ variables."""
-    global _tracer
+    global trace, propagate, _tracer
     from celery import signals
-    from opentelemetry import trace
+    from opentelemetry import propagate, trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -40,9 +43,7 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
     if _tracer is None:
         yield None
         return
-    from opentelemetry.trace import SpanKind
-
-    options = {"kind": SpanKind[kind], "record_exception": False, "set_status_on_exception": False}
+    options = {"kind": trace.SpanKind[kind], "record_exception": False, "set_status_on_exception": False}
     with _tracer.start_as_current_span(name, context=parent, attributes=attributes, **options) as current:
         try:
             yield current
@@ -54,19 +55,15 @@ def span(name: str, *, kind: str = "INTERNAL", parent: Any = None, **attributes:
 def set_failed(current: Any, reason: str) -> None:
     """Give a span of ``span`` the error status. ``reason`` is a code or the name of a type."""
     if current is not None:
-        from opentelemetry.trace import Status, StatusCode
-
-        current.set_status(Status(StatusCode.ERROR, reason))
+        current.set_status(trace.Status(trace.StatusCode.ERROR, reason))
 
 
 def current() -> str | None:
     """The W3C ``traceparent`` of the current span, or None."""
     if _tracer is None:
         return None
-    from opentelemetry.propagate import inject
-
     carrier: dict[str, str] = {}
-    inject(carrier)
+    propagate.inject(carrier)
     return carrier.get("traceparent")
 
 
@@ -74,15 +71,11 @@ def parent_of(carrier: Any) -> Any:
     """The ``parent`` for ``span`` that ``carrier.get`` names. None without ``traceparent``, or in a current span."""
     if _tracer is None or carrier.get("traceparent") is None or current() is not None:
         return None
-    from opentelemetry.propagate import extract
-
-    return extract(carrier)
+    return propagate.extract(carrier)
 
 
 def _write_headers(headers: dict[str, Any], **kwargs: Any) -> None:
-    from opentelemetry.propagate import inject
-
-    inject(headers)
+    propagate.inject(headers)
 
 
 def _begin_task(task_id: str, task: Any, **kwargs: Any) -> None:
