@@ -54,10 +54,17 @@ requests = Counter("http_requests", "Requests by route, never by path, and statu
 request_seconds = Histogram("http_request_seconds", "Time from the head of a request to its answer.", ["route"])
 
 
+PROBES = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": metrics_page.page}
+
+
 class MeasureMiddleware(Middleware):
-    """Counts and traces every request except probes and scrapes. A span is within the trace that the client names."""
+    """Answers probes and scrapes before the checks of host name and scheme: inside a network they use neither. Counts
+    and traces every other request. A span is within the trace that the client names.
+    """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if probe := PROBES.get(request.path_info):
+            return probe(request)
         started = time.perf_counter()
         parent, about = tracing.parent_of(request.headers), {"request.id": logs.request_id.get()}
         with tracing.span(str(request.method), kind="SERVER", parent=parent, **about) as span:
@@ -71,16 +78,6 @@ class MeasureMiddleware(Middleware):
         requests.labels(method, route, response.status_code).inc()
         request_seconds.labels(route).observe(time.perf_counter() - started)
         return response
-
-
-PROBES = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": metrics_page.page}
-
-
-class ProbeMiddleware(Middleware):
-    """Answers probes and scrapes before the checks of host name and scheme: inside a network they use neither."""
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        return PROBES.get(request.path_info, self.get_response)(request)
 
 
 # A page may load only our own files. Alpine, in the admin, compiles the text of attributes; all pages use inline
