@@ -10,7 +10,6 @@ from rest_framework.response import Response
 from config.api import ratelimit
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
-from config.limits.window import Bucket
 from webhooks import services
 from webhooks.models import Attempt, Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
@@ -52,7 +51,8 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=None, responses={201: DeliverySerializer})
     def test(self, request: Request) -> Response:
-        ratelimit.charge_caller(request._request, Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE))
+        bucket = ratelimit.Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE)
+        ratelimit.charge_caller(request._request, bucket)
         services.endpoint_of(request.user)
         self.read(NoInput)
         return Response(DeliverySerializer(services.send_test(request.user)).data, 201)
