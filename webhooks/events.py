@@ -24,25 +24,17 @@ TIME = {"type": "string", "format": "date-time"}
 class AnyEvent(StrEnum):
     """A member is ``NAME = name, when it is sent[, fields[, (stream event, status)[, extended]]]``."""
 
-    sent_when: str
-    fields: dict[str, Field]
-    stream_type: str
-    stream_status: str
-    extended: bool
-
-    def __new__(
-        cls,
-        name: str,
-        sent_when: str,
-        fields: dict[str, Field] | None = None,
-        stream: tuple[str, str] = ("", ""),
-        extended: bool = False,
-    ) -> Self:
+    def __new__(cls, name: str, *about: Any) -> Self:
         member = str.__new__(cls, name)
         member._value_ = name
-        member.sent_when, member.fields, member.extended = sent_when, fields or {}, extended
-        member.stream_type, member.stream_status = stream
         return member
+
+    def __init__(
+        self, name: str, sent_when: str, fields: Any = None, stream: tuple[str, str] = ("", ""), extended: bool = False
+    ) -> None:
+        self.sent_when, self.extended = sent_when, extended
+        self.fields: dict[str, Field] = fields or {}
+        self.stream_type, self.stream_status = stream
 
 
 class Event(AnyEvent):
