@@ -127,7 +127,7 @@ class ApiKeyAuthentication(BearerAuthentication):
         key = find_key(token, self.kind)
         if key is None:
             raise AuthenticationFailed("The key is not valid.")
-        if not key.is_live:
+        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= clock.now()):
             raise AuthenticationFailed("The key has expired or was revoked.")
         caller = key.user if isinstance(key, ApiKey) else key
         if caller.is_active:

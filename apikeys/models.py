@@ -6,7 +6,6 @@ from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 
-from config.kernel import clock
 from config.kernel.ids import IdField
 
 
@@ -24,10 +23,6 @@ class Key(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
-
-    @property
-    def is_live(self) -> bool:
-        return self.revoked_at is None and (self.expires_at is None or self.expires_at > clock.now())
 
 
 class ApiKey(Key):

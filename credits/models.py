@@ -1,9 +1,5 @@
 """The account of each user and the append-only ledger. Amounts are micro-credits. ``ledger.py`` is the only writer.
-Triggers (migrations) maintain the totals.
-
-The database itself rejects an unknown type, a wrong sign, a correction without a reason or without a member of staff (a
-revocation needs no staff), a second row with the same cause, and a second settlement of one type for a hold. Triggers
-reject each UPDATE or DELETE of a row.
+Triggers (migrations) maintain the totals, and reject each UPDATE or DELETE of a row of the ledger.
 """
 
 from typing import Self

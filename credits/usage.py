@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db.models import Count, F, Max, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, NullIf, TruncDate
 from django.utils.module_loading import import_string
+from django.utils.text import capfirst
 
 from config.api.pagination import beyond
 from config.kernel import clock
@@ -44,12 +45,8 @@ def period_of(name: str) -> Period:
 def display_names(tool_keys: Collection[str]) -> dict[str, str]:
     """The names that people see: the catalogue's; for tools that are not in it ``draw_chart`` → ``Draw chart``."""
     names: dict[str, str] = import_string(settings.CREDITS_TOOL_NAMES)(tool_keys)
-    return {key: _in_words(key) for key in tool_keys} | names | {MODEL_KEY: "Model usage"}
-
-
-def _in_words(name: str) -> str:
-    words = " ".join(name.replace("_", " ").replace("-", " ").split())
-    return words[:1].upper() + words[1:] or name
+    words = {key: " ".join(key.replace("_", " ").replace("-", " ").split()) for key in tool_keys}
+    return {key: capfirst(text) or key for key, text in words.items()} | names | {MODEL_KEY: "Model usage"}
 
 
 def summary(user_id: int, period: Period) -> dict[str, Any]:
