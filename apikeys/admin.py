@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from apikeys import keys
 from apikeys.models import CREDITS, SESSION_TOKENS, ApiKey, ServerKey
-from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from config.staff.base import ReadOnly, user_column
 
 SCOPES = admin.display(description="scopes")(lambda key: ", ".join(key.scopes))
@@ -29,22 +29,27 @@ class ScopesForm(ActionForm):
         field.initial = self.target.scopes
 
 
+def is_valid(key: ApiKey | ServerKey) -> bool:
+    return key.revoked_at is None
+
+
+@staff_action("apikeys.revoke_apikey", about="some", icon="block", danger=True, offered=is_valid)
+def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) -> Did | None:
+    """Requests with these keys are refused at once and permanently."""
+    return Did(key, "Revoked.") if keys.revoke_key(key) else None
+
+
+@staff_action(
+    "apikeys.narrow_apikey",
+    label="Narrow scopes",
+    form=ScopesForm,
+    icon="tune",
+    offered=lambda key: is_valid(key) and bool(key.scopes),
+)
 def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
+    """A removed scope cannot be restored; the user can create another key."""
     removed = keys.narrow_key(key, data["scopes"])
     return Did(key, f"Removed {', '.join(removed)}.") if removed else None
-
-
-REVOKE = Action(
-    name="revoke",
-    label="Revoke",
-    permission="apikeys.revoke_apikey",
-    question="Requests with these keys are refused at once and permanently.",
-    apply=lambda request, key, data: Did(key, "Revoked.") if keys.revoke_key(key) else None,
-    about="some",
-    icon="block",
-    danger=True,
-    offered=lambda key: key.revoked_at is None,
-)
 
 
 class KeyAdmin(ReadOnly, WithActions):
@@ -61,19 +66,7 @@ class ApiKeyAdmin(KeyAdmin):
     search_help_text = "Key's id or first 8 characters, or user"
     # Never the digest.
     fields = ("id", "user", "name", "prefix", SCOPES, "created_at", "last_used_at", "expires_at", "revoked_at")
-    staff_actions = (
-        REVOKE,
-        Action(
-            name="narrow",
-            label="Narrow scopes",
-            permission="apikeys.narrow_apikey",
-            question="A removed scope cannot be restored; the user can create another key.",
-            apply=narrow,
-            form=ScopesForm,
-            icon="tune",
-            offered=lambda key: key.revoked_at is None and bool(key.scopes),
-        ),
-    )
+    staff_actions = (revoke, narrow)
 
 
 class ServerKeyForm(ActionForm):
@@ -89,7 +82,9 @@ class ServerKeyForm(ActionForm):
     )
 
 
-def create_server_key(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
+@staff_action("apikeys.create_serverkey", label="Create a server key", form=ServerKeyForm, about="none", icon="vpn_key")
+def create(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
+    """Who has this key can do this for every user, except staff."""
     key, secret = keys.create_server_key(data["name"], data["scopes"])
     messages.warning(request, f"The server key, which is shown only now: {secret}")
     return Did(key, "Created.")
@@ -102,18 +97,9 @@ class ServerKeyAdmin(KeyAdmin):
     # Never the digest.
     fields = ("id", "name", "prefix", SCOPES, "created_at", "last_used_at", "revoked_at")
     staff_actions = (
-        Action(
-            name="create",
-            label="Create a server key",
-            permission="apikeys.create_serverkey",
-            question="Who has this key can do this for every user, except staff.",
-            apply=create_server_key,
-            form=ServerKeyForm,
-            about="none",
-            icon="vpn_key",
-        ),
+        create,
         replace(
-            REVOKE,
+            revoke,
             permission="apikeys.revoke_serverkey",
             question="These keys are refused, at once and permanently. Session tokens that they made before stay valid "
             "until they expire.",

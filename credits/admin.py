@@ -18,7 +18,7 @@ from unfold.views import ChangeList
 
 from config.kernel import clock, money
 from config.staff import base
-from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
 from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
@@ -99,30 +99,33 @@ class RefundForm(MoneyForm):
         return [("Charge", statement.sentence(self.target)), ("Can still be refunded", rest), *super().facts()]
 
 
-def once(name: str, done: str, move: Callable[..., object]) -> Callable[..., Did | None]:
-    """The ``apply`` of an action. A confirmation page moves credits only once, even if it is sent twice."""
-
-    def apply(request: HttpRequest, row: Any, data: dict[str, Any]) -> Did | None:
-        given = {"cause": f"staff:{name}:{data['nonce'] or uuid.uuid4().hex}", "reason": data["reason"]}
-        if LedgerEntry.objects.filter(cause=given["cause"]).exists():
-            return None
-        about = row or ledger.account_for(data["user"])
-        until = {"expires_at": clock.now() + timedelta(days=data["days"])} if data.get("days") else {}
-        move(about.pk, data["amount"], staff=request.user, **given, **until)
-        return Did(about, f"{done} {money.to_text(data['amount'])}: {data['reason']}")
-
-    return apply
+def once(request: HttpRequest, row: Any, data: dict[str, Any], done: str, move: Callable[..., object]) -> Did | None:
+    """Move credits. A confirmation page does so only once, even if it is sent twice."""
+    given = {"cause": f"staff:{move.__name__}:{data['nonce'] or uuid.uuid4().hex}", "reason": data["reason"]}
+    if LedgerEntry.objects.filter(cause=given["cause"]).exists():
+        return None
+    about = row or ledger.account_for(data["user"])
+    until = {"expires_at": clock.now() + timedelta(days=data["days"])} if data.get("days") else {}
+    move(about.pk, data["amount"], staff=request.user, **given, **until)
+    return Did(about, f"{done} {money.to_text(data['amount'])}: {data['reason']}")
 
 
-GRANT = Action(
-    name="grant",
-    label="Grant credits",
-    permission="credits.grant_credits",
-    question="The credits can be spent at once.",
-    apply=once("grant", "Granted", ledger.grant),
-    form=GrantForm,
-    icon="add_card",
-)
+@staff_action("credits.grant_credits", label="Grant credits", form=GrantForm, icon="add_card")
+def grant(request: HttpRequest, account: Account | None, data: dict[str, Any]) -> Did | None:
+    """The credits can be spent at once."""
+    return once(request, account, data, "Granted", ledger.grant)
+
+
+@staff_action("credits.adjust_credits", label="Adjust account", form=AdjustForm, icon="balance")
+def adjust(request: HttpRequest, account: Account, data: dict[str, Any]) -> Did | None:
+    """The correction stays in the ledger permanently, with your name and the reason."""
+    return once(request, account, data, "Adjusted by", ledger.adjust)
+
+
+@staff_action("credits.refund_credits", form=RefundForm, icon="undo", offered=lambda entry: entry.is_charge)
+def refund(request: HttpRequest, entry: LedgerEntry, data: dict[str, Any]) -> Did | None:
+    """The credits return to the account and can be spent at once."""
+    return once(request, entry, data, "Refunded", ledger.refund)
 
 
 ROWS = base.list_column("ledger", "Ledger", "credits_ledgerentry?account__user__id__exact")
@@ -137,19 +140,7 @@ class AccountAdmin(base.ReadOnly, WithActions):
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", ROWS)
     fields = ("user", "balance_credits", "held_credits", "available_credits", ROWS, "created_at", "updated_at")
     search_help_text = "A user's name, e-mail address or id"
-    staff_actions = (
-        GRANT,
-        replace(GRANT, name="grant_to", about="none"),
-        Action(
-            name="adjust",
-            label="Adjust account",
-            permission="credits.adjust_credits",
-            question="The correction stays in the ledger permanently, with your name and the reason.",
-            apply=once("adjust", "Adjusted by", ledger.adjust),
-            form=AdjustForm,
-            icon="balance",
-        ),
-    )
+    staff_actions = (grant, replace(grant, name="grant_to", about="none"), adjust)
 
 
 class HoldsFilter(admin.SimpleListFilter):
@@ -197,18 +188,7 @@ class LedgerEntryAdmin(base.ReadOnly, WithActions):
         "Balance after", lambda entry: "–" if entry.balance is None else base.amount(entry.balance)
     )
     kind = base.column("type", attrgetter("type"), label={entry.value: entry.tone for entry in EntryType})
-    staff_actions = (
-        Action(
-            name="refund",
-            label="Refund",
-            permission="credits.refund_credits",
-            question="The credits return to the account and can be spent at once.",
-            apply=once("refund", "Refunded", ledger.refund),
-            form=RefundForm,
-            icon="undo",
-            offered=lambda entry: entry.is_charge,
-        ),
-    )
+    staff_actions = (refund,)
 
     def find(self, word: str) -> Q:
         if word.startswith("inv_"):

@@ -1,6 +1,5 @@
 """Webhooks in the admin: read-only, except that an endpoint can be disabled. No page shows a secret."""
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from unfold.widgets import UnfoldBooleanWidget
 
 from config.kernel.errors import ValidationFailed
 from config.staff import base
-from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from webhooks import services
 from webhooks.events import CreditsEvent, Event, TrialEvent
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -21,16 +20,6 @@ from webhooks.models import Attempt, Delivery, Endpoint
 USER, OWNER, RUN = base.user_column(), base.user_column("user", "(installation)"), base.link_column("run_id", "run")
 CHAT, ENDPOINT = base.link_column("chat_id", "chat"), base.link_column("endpoint_id", "endpoint")
 DELIVERIES = base.list_column("deliveries", "Deliveries to this endpoint", "webhooks_delivery?q")
-
-
-def done(text: str, change: Callable[[Any], object]) -> Callable[..., Did]:
-    """The ``apply`` of an action on the endpoint of a user, or of the installation."""
-
-    def apply(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
-        change(endpoint.user)
-        return Did(endpoint, text)
-
-    return apply
 
 
 class InstallationForm(ActionForm):
@@ -51,19 +40,59 @@ class InstallationForm(ActionForm):
         return url
 
 
-def set_up_installation(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
-    endpoint, reveal = services.register(services.INSTALLATION, data["url"], rotate=data["rotate"], extended=True)
-    if reveal:
-        messages.warning(request, f"The secret, which is shown only now: {endpoint.secret}")
-    return Did(endpoint, "Set up as the installation endpoint" + (", with a new secret." if reveal else "."))
-
-
 def is_installation(endpoint: Endpoint) -> bool:
     return endpoint.user_id is None and endpoint.deleted_at is None
 
 
 def is_enabled(endpoint: Endpoint) -> bool:
     return endpoint.enabled and endpoint.deleted_at is None
+
+
+@staff_action("webhooks.disable_endpoint", about="some", icon="notifications_off", danger=True, offered=is_enabled)
+def disable(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+    """Pending deliveries of these endpoints are dropped. The endpoints get no further deliveries until their users
+    enable them again.
+    """
+    services.change(endpoint.user, enabled=False)
+    return Did(endpoint, "Disabled.")
+
+
+@staff_action("webhooks.disable_endpoint", label="Send a test event", icon="send", offered=is_enabled)
+def test(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+    """The endpoint gets a signed event of the type webhook.test, which is listed among its deliveries."""
+    services.send_test(endpoint.user)
+    return Did(endpoint, "Sent a test event.")
+
+
+INSTALLATION = "webhooks.set_installation_endpoint"
+
+
+@staff_action(INSTALLATION, label="Set up the installation endpoint", form=InstallationForm, about="none", icon="hub")
+def installation(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
+    """This endpoint gets the events of all users, with their usernames."""
+    endpoint, reveal = services.register(services.INSTALLATION, data["url"], rotate=data["rotate"], extended=True)
+    if reveal:
+        messages.warning(request, f"The secret, which is shown only now: {endpoint.secret}")
+    return Did(endpoint, "Set up as the installation endpoint" + (", with a new secret." if reveal else "."))
+
+
+@staff_action(
+    INSTALLATION,
+    label="Enable",
+    icon="notifications",
+    offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
+)
+def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+    """This endpoint gets the events of all users again."""
+    services.change(endpoint.user, enabled=True)
+    return Did(endpoint, "Enabled.")
+
+
+@staff_action(INSTALLATION, label="Delete", icon="delete", danger=True, offered=is_installation)
+def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
+    """Pending deliveries of this endpoint are dropped. It gets no further deliveries."""
+    services.delete_endpoint(endpoint.user)
+    return Did(endpoint, "Deleted.")
 
 
 @admin.register(Endpoint)
@@ -75,58 +104,7 @@ class EndpointAdmin(base.ReadOnly, WithActions):
     unread = ("secret", "secondary_secret")
     condition = base.column("state", attrgetter("state"), label=Endpoint.STATES)
     fields = (("id", OWNER), ("receiver", "condition"), ("extended_events", DELIVERIES), ("created_at", "updated_at"))
-    staff_actions = (
-        Action(
-            name="disable",
-            label="Disable",
-            permission="webhooks.disable_endpoint",
-            question="Pending deliveries of these endpoints are dropped. The endpoints get no further deliveries until "
-            "their users enable them again.",
-            apply=done("Disabled.", lambda user: services.change(user, enabled=False)),
-            about="some",
-            icon="notifications_off",
-            danger=True,
-            offered=is_enabled,
-        ),
-        Action(
-            name="test",
-            label="Send a test event",
-            permission="webhooks.disable_endpoint",
-            question="The endpoint gets a signed event of the type webhook.test, which is listed among its deliveries.",
-            apply=done("Sent a test event.", services.send_test),
-            icon="send",
-            offered=is_enabled,
-        ),
-        Action(
-            name="installation",
-            label="Set up the installation endpoint",
-            permission="webhooks.set_installation_endpoint",
-            question="This endpoint gets the events of all users, with their usernames.",
-            apply=set_up_installation,
-            form=InstallationForm,
-            about="none",
-            icon="hub",
-        ),
-        Action(
-            name="enable-installation",
-            label="Enable",
-            permission="webhooks.set_installation_endpoint",
-            question="This endpoint gets the events of all users again.",
-            apply=done("Enabled.", lambda user: services.change(user, enabled=True)),
-            icon="notifications",
-            offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
-        ),
-        Action(
-            name="delete-installation",
-            label="Delete",
-            permission="webhooks.set_installation_endpoint",
-            question="Pending deliveries of this endpoint are dropped. It gets no further deliveries.",
-            apply=done("Deleted.", services.delete_endpoint),
-            icon="delete",
-            danger=True,
-            offered=is_installation,
-        ),
-    )
+    staff_actions = (disable, test, installation, enable_installation, delete_installation)
 
     def receiver(self, endpoint: Endpoint) -> str:
         """Without path and query: for many receivers they are the credential."""

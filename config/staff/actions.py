@@ -81,6 +81,17 @@ class Action:
         return self.form(data, target=rows[0] if rows else None) if self.form is not None else None
 
 
+def staff_action(permission: str, **options: Any) -> Callable[[Callable[..., Did | None]], Action]:
+    """Makes the function that applies an action the action: its name is also the label, its docstring the question."""
+
+    def declare(apply: Callable[..., Did | None]) -> Action:
+        name, question = apply.__name__, " ".join((apply.__doc__ or "").split())
+        given = {"name": name.replace("_", "-"), "label": name.capitalize(), "question": question} | options
+        return Action(**given, permission=permission, apply=apply)
+
+    return declare
+
+
 class WithActions(StaffAdmin):
     staff_actions: ClassVar[tuple[Action, ...]] = ()
 

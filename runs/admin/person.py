@@ -19,14 +19,14 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 
 from apikeys.models import ApiKey
 from config.kernel.errors import Conflict
-from config.staff.actions import Action, ActionForm, Did, WithActions
+from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from config.staff.base import amount, page_of, user_link
 from credits import statement
 from credits.models import CHARGES, Account, DayTotal, LedgerEntry
+from runs import privacy
 from runs.admin.reports import chart_by_day, first_day
 from runs.admin.timeline import reasons
 from runs.models import Run, RunStatus
-from runs.privacy import NotErased, erase, export
 from webhooks.models import Delivery, Endpoint
 
 admin.site.unregister(User)
@@ -39,16 +39,28 @@ RUN_COLUMNS = ("status", "created_at", "resolved_model", "agent_name", "error_co
 ERASE_SECONDS = 20
 
 
-def switch(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+@staff_action("auth.change_user", icon="block", danger=True, offered=lambda user: user.is_active)
+def block(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    """The service refuses this user from now on. Runs that have started go on."""
     if user == request.user:
         raise Conflict("You cannot block yourself.")
-    user.is_active = not user.is_active
+    user.is_active = False
     user.save(update_fields=["is_active"])
-    return Did(user, "Unblocked." if user.is_active else "Blocked.")
+    return Did(user, "Blocked.")
 
 
-def download(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-    lines = StreamingHttpResponse((f"{line}\n" for line in export(user)), content_type="application/x-ndjson")
+@staff_action("auth.change_user", icon="lock_open", offered=lambda user: not user.is_active)
+def unblock(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    """The service accepts this user again."""
+    user.is_active = True
+    user.save(update_fields=["is_active"])
+    return Did(user, "Unblocked.")
+
+
+@staff_action("runs.read_run_content", icon="download")
+def export(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    """A file with all that is kept of this user, messages and files included. The log records it."""
+    lines = StreamingHttpResponse((f"{line}\n" for line in privacy.export(user)), content_type="application/x-ndjson")
     lines["Content-Disposition"] = f'attachment; filename="user-{user.pk}.jsonl"'
     return Did(user, "Exported.", lines)
 
@@ -57,17 +69,28 @@ class EraseForm(ActionForm):
     reason = forms.CharField(max_length=200, help_text="Stored in the log. It must not name the person.")
 
 
-def erase_person(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
-    """Stops after ERASE_SECONDS, and says how far it is: a repetition continues."""
+@staff_action(
+    "auth.delete_user",
+    form=EraseForm,
+    icon="delete_forever",
+    danger=True,
+    atomic=False,
+    offered=lambda user: not (user.is_staff or user.is_superuser),
+)
+def erase(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
+    """All content, files, events and names of this user are removed, permanently. Runs are cancelled.
+    The ledger stays, under a pseudonym. With many chats, this takes several steps.
+    """
+    # Then it says how far it is: a repetition continues.
     end = time.monotonic() + ERASE_SECONDS
 
     def report(step: str, done: int, total: int) -> None:
         if time.monotonic() > end:
-            raise NotErased(f"So far: {done} of {total} {step}.")
+            raise privacy.NotErased(f"So far: {done} of {total} {step}.")
 
     try:
-        erase(user, data["reason"], report, request.user)
-    except NotErased as error:
+        privacy.erase(user, data["reason"], report, request.user)
+    except privacy.NotErased as error:
         raise Conflict(f"The user is blocked. Not everything is erased yet. {error} Continue with the rest.") from None
     return Did(User.objects.get(pk=user.pk), "Erased.", logged=True)
 
@@ -88,48 +111,7 @@ class UserAdmin(WithActions, PlainUserAdmin):
     list_display_links = None
     user_field = "pk"
     list_filter = ("is_staff", "is_superuser", "is_active")
-    staff_actions = (
-        Action(
-            name="block",
-            label="Block",
-            permission="auth.change_user",
-            question="The service refuses this user from now on. Runs that have started go on.",
-            apply=switch,
-            icon="block",
-            danger=True,
-            offered=lambda user: user.is_active,
-        ),
-        Action(
-            name="unblock",
-            label="Unblock",
-            permission="auth.change_user",
-            question="The service accepts this user again.",
-            apply=switch,
-            icon="lock_open",
-            offered=lambda user: not user.is_active,
-        ),
-        Action(
-            name="export",
-            label="Export",
-            permission="runs.read_run_content",
-            question="A file with all that is kept of this user, messages and files included. The log records it.",
-            apply=download,
-            icon="download",
-        ),
-        Action(
-            name="erase",
-            label="Erase",
-            permission="auth.delete_user",
-            question="All content, files, events and names of this user are removed, permanently. Runs are cancelled. "
-            "The ledger stays, under a pseudonym. With many chats, this takes several steps.",
-            apply=erase_person,
-            form=EraseForm,
-            icon="delete_forever",
-            danger=True,
-            atomic=False,
-            offered=lambda user: not (user.is_staff or user.is_superuser),
-        ),
-    )
+    staff_actions = (block, unblock, export, erase)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         # A name is a ``sub``, which the identity provider gives.

@@ -15,7 +15,7 @@ from chats.models import Message
 from config.api.authentication import DEMO_USER
 from config.kernel.jsontext import to_text
 from config.staff import base
-from config.staff.actions import Action, Did, WithActions
+from config.staff.actions import Did, WithActions, staff_action
 from config.telemetry import logs
 from credits import sums
 from runs import models, services
@@ -30,6 +30,18 @@ Part = tuple[str, dict[str, str]]
 pretty = partial(to_text, indent=2)
 
 USER, RUN, CALL = base.user_column(), base.link_column("run_id", "run"), base.link_column("invocation_id", "tool call")
+
+
+def is_cancellable(run: Run) -> bool:
+    return not run.is_over and run.cancel_requested_at is None
+
+
+@staff_action("runs.cancel_run", about="some", icon="cancel", danger=True, offered=is_cancellable)
+def cancel(request: HttpRequest, run: Run, data: dict[str, Any]) -> Did | None:
+    """The runs end: at once if they wait, within a second if they are running. Held credits are released; spent credits
+    stay spent.
+    """
+    return Did(run, "Cancelled.") if services.cancel_run(run).cancel_requested_at else None
 
 
 @admin.register(Run)
@@ -49,22 +61,7 @@ class RunAdmin(base.ReadOnly, WithActions):
     model_used = base.column("model", lambda run: run.resolved_model or run.requested_model or "–")
     took = base.column("Took", lambda run: base.span(run.finished_at - run.created_at) if run.finished_at else "–")
     actions_detail = ("content",)
-    staff_actions = (
-        Action(
-            name="cancel",
-            label="Cancel",
-            permission="runs.cancel_run",
-            question="The runs end: at once if they wait, within a second if they are running. Held credits are "
-            "released; spent credits stay spent.",
-            apply=lambda request, run, data: (
-                Did(run, "Cancelled.") if services.cancel_run(run).cancel_requested_at else None
-            ),
-            about="some",
-            icon="cancel",
-            danger=True,
-            offered=lambda run: not run.is_over and run.cancel_requested_at is None,
-        ),
-    )
+    staff_actions = (cancel,)
 
     def find(self, word: str) -> Q:
         if word.upper() in list(RunError):
