@@ -6,11 +6,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -49,24 +47,13 @@ ERASE_WAIT_SECONDS = 60
 ERASE_SETTLE_SECONDS = 10
 POLL_SECONDS = 0.1
 ERASED = "(erased)"
-
-
-class Erasure(StrEnum):
-    """What an erasure does to a person's rows of a table."""
-
-    DELETED = "deleted"
-    PSEUDONYM = "kept, under a pseudonym"
-    DIGEST = "kept, as a keyed digest"
-    RENAMED = "kept, without names"
-    NONE = "no data of users"
-
-
-# What an erasure does to the rows of an app or a table with a person, if it does not delete them.
+# What an erasure does to the rows of a table; and to those of an app or a table with a person that it does not delete.
+DELETED, NO_DATA = "deleted", "no data of users"
 KEPT = {
-    USER: Erasure.RENAMED,
-    "admin.LogEntry": Erasure.RENAMED,
-    "api.ErasedSubject": Erasure.DIGEST,
-    "credits": Erasure.PSEUDONYM,
+    USER: "kept, without names",
+    "admin.LogEntry": "kept, without names",
+    "api.ErasedSubject": "kept, as a keyed digest",
+    "credits": "kept, under a pseudonym",
 }
 # Fields that an export leaves out: secrets. The id of a task is the key to it.
 HIDDEN = {
@@ -78,13 +65,12 @@ HIDDEN = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """``path`` leads from a row to the person, or to the username, which is what was typed in the form of the admin. It
     is empty if there is none. Its first part is the ``field`` by which a row belongs to a row of ``parent``, if any.
     """
 
-    erasure: Erasure
+    erasure: str
     path: str = ""
     field: str = ""
     parent: str = ""
@@ -93,7 +79,7 @@ class Table:
 @cache
 def _table(model: type[Model]) -> Table:
     label, app = model._meta.label, model._meta.app_label
-    kept = KEPT.get(label) or KEPT.get(app, Erasure.DELETED)
+    kept = KEPT.get(label) or KEPT.get(app, DELETED)
     if label == USER:
         return Table(kept, "pk")
     # Some rows also belong to a row of the person: the shortest path is the first.
@@ -103,7 +89,7 @@ def _table(model: type[Model]) -> Table:
         parent: Any = field.related_model
         if parent not in (None, model) and (path := _table(parent).path):
             return Table(kept, f"{field.name}__{path}", field.name, parent._meta.label)
-    return Table(KEPT.get(label, Erasure.NONE))
+    return Table(KEPT.get(label, NO_DATA))
 
 
 TABLES = {model._meta.label: _table(model) for model in apps.get_models(include_auto_created=True)}
@@ -199,7 +185,7 @@ def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
         for rows in of_installation(user, report):
             _remove(rows, remove_deliveries)
         for label, table in TABLES.items():
-            if table.erasure == Erasure.DELETED and not table.parent.startswith(("chats.", "runs.", "webhooks.")):
+            if table.erasure == DELETED and not table.parent.startswith(("chats.", "runs.", "webhooks.")):
                 _remove(rows_of(label, user))
         report("other rows removed", 1, 1)
         if pseudonym := _rename(user, reason, staff):
@@ -284,7 +270,7 @@ def _rename(user: Any, reason: str, staff: Any) -> str | None:
     # FOR UPDATE: until the commit, no row can be added that refers to the user.
     renamed: Any = users.select_for_update().get(pk=user.pk)
     for label, table in TABLES.items():
-        if table.erasure == Erasure.DELETED and rows_of(label, user).exists():
+        if table.erasure == DELETED and rows_of(label, user).exists():
             return None
     digest = ErasedSubject.digest_of(user.get_username())
     ErasedSubject.objects.update_or_create(pk=digest, defaults={"erased_at": clock.now()})
