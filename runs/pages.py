@@ -17,7 +17,7 @@ from config.api import ratelimit
 from config.api.errors import answers_errors
 from config.api.views import PAGE_POLICY
 from config.kernel import clock
-from config.kernel.encryption import DecryptionFailed
+from config.kernel.encryption import LOST
 from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
@@ -55,10 +55,9 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     if size > settings.TOOL_ANSWER_MAX_BYTES:
         raise PayloadTooLarge(f"A callback has at most {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     body = request.read(size)
-    try:
-        tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
-    except DecryptionFailed:
-        raise Unavailable from None
+    tool = Tool.objects.only("signing_secret", "unsigned_callbacks").filter(name=call.name).first()
+    if tool is not None and tool.signing_secret == LOST:
+        raise Unavailable
     if tool is None and signed:  # the tool had to sign when the call was made
         raise Unauthorized("The tool that is to sign the callback is gone.")
     secret = "" if tool is None or tool.unsigned_callbacks else parse_signing_secret(tool.signing_secret)

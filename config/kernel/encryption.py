@@ -10,6 +10,9 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+LOST = "\0"  # in place of a secret that no key decrypts; no secret contains this character
+HINT = "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
+
 
 class DecryptionFailed(Exception):
     """A key was removed from ENCRYPTION_KEYS before the secret was re-encrypted."""
@@ -33,8 +36,7 @@ def decrypt(cipher: str, keys: Sequence[str] | None = None) -> str:
     try:
         return _fernet(tuple(keys or settings.ENCRYPTION_KEYS)).decrypt(cipher.encode()).decode()
     except InvalidToken:
-        hint = "No key of ENCRYPTION_KEYS decrypts this secret. Add the old key to ENCRYPTION_KEYS again."
-        raise DecryptionFailed(hint) from None
+        raise DecryptionFailed(HINT) from None
 
 
 def is_current(cipher: str) -> bool:
@@ -46,24 +48,27 @@ def is_current(cipher: str) -> bool:
     return True
 
 
+def require_readable(*secrets: str | None) -> None:
+    if LOST in secrets:
+        raise DecryptionFailed(HINT)
+
+
 class EncryptedField(models.TextField):
     """Plain text in Python and ciphertext in the database. Queries cannot filter by this field.
 
-    ``lost`` is the value if no key decrypts it; without it, DecryptionFailed is raised. It must not be saved: an
-    operator may put the key back.
+    ``lost`` is the value if no key decrypts it. It must not be saved: an operator may put the key back.
     """
 
-    def __init__(self, *args: Any, lost: Any = NotImplemented, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lost: Any = LOST, **kwargs: Any) -> None:
         self.lost = lost
         super().__init__(*args, **kwargs)
 
     def get_prep_value(self, value: Any) -> Any:
+        require_readable(value)
         return None if value is None else encrypt(str(value))
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         try:
             return None if value is None else decrypt(value)
         except DecryptionFailed:
-            if self.lost is NotImplemented:
-                raise
             return self.lost

@@ -51,7 +51,7 @@ class ListedAdmin(StaffAdmin):
     def say_listed(self, request: HttpRequest, row: Any, source: str) -> None:
         try:
             listed = file.standing(source, Path(source).read_bytes(), self.table, getattr(row, "name", ""))
-        except (OSError, ValueError, DecryptionFailed):
+        except (OSError, ValueError):
             return  # an apply says what is wrong with the file
         if listed is None:
             return

@@ -92,7 +92,7 @@ def refresh() -> Catalogue:
     started = time.monotonic()
     models = AgentModel.objects.filter(enabled=True, provider__enabled=True).select_related("provider")
     current = Catalogue(
-        models=_readable(models, ("provider__api_key", "provider__headers"), ModelDefinition.from_row),
+        models=_readable(models, ModelDefinition.from_row),
         tools=tools_where(enabled=True),
         fallbacks=_fallbacks(),
         agents=current_agents(),
@@ -128,7 +128,7 @@ def learn_tools(names: Collection[str]) -> None:
 
 def tools_where(**columns: Any) -> dict[str, ToolDefinition]:
     """The tools with these columns, without those whose secrets cannot be read."""
-    return _readable(Tool.objects.filter(**columns), ("secret_headers", "signing_secret"), ToolDefinition.from_row)
+    return _readable(Tool.objects.filter(**columns), ToolDefinition.from_row)
 
 
 def display_names(names: Collection[str]) -> dict[str, str]:
@@ -206,17 +206,10 @@ def _version(name: str, number: int) -> AgentVersion:
     return AgentVersion.objects.select_related("agent").get(agent__name=name, number=number)
 
 
-def _readable(rows: QuerySet[Any], secrets: Collection[str], definition: Callable[[Any], T]) -> dict[str, T]:
+def _readable(rows: QuerySet[Any], definition: Callable[[Any], T]) -> dict[str, T]:
     """The definitions of the rows by name. Unreadable rows are logged and left out, so only their users fail."""
     what, found = rows.model._meta.verbose_name, dict[str, T]()
-    try:
-        read = list(rows.order_by("name"))
-    except DecryptionFailed:
-        plain = dict.fromkeys(secrets)
-        # The secrets of the other rows are read one by one, when their definitions are made.
-        read = [*rows.filter(**plain), *rows.exclude(**plain).defer(*secrets)]
-        read.sort(key=lambda row: row.name)
-    for row in read:
+    for row in rows.order_by("name"):
         try:
             found[row.name] = definition(row)
         except (ValueError, DecryptionFailed) as error:

@@ -18,7 +18,7 @@ from django.db.models import F, QuerySet
 from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField, StrictBooleanField, StrictNumberField, camel
-from config.kernel.encryption import DecryptionFailed
+from config.kernel.encryption import LOST
 from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, rules
@@ -35,18 +35,10 @@ from webhooks.models import Endpoint
 
 # Base64; hexadecimal digits are a special case of it.
 ENDPOINT_SECRET = re.compile(r"\A(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
-LOST = "\0"  # stands for a secret that no key decrypts; no file can contain this value
 # An entry of the file: its path in the file, and the columns that it sets.
 Given: TypeAlias = tuple[Path, dict[str, Any]]
 
 _price = partial(CreditsNumberField, minimum=0)
-
-
-def stored(row: Any, column: str) -> Any:
-    try:
-        return getattr(row, column)
-    except DecryptionFailed:
-        return LOST
 
 
 def new_variable(names: list[str], *parts: str) -> str:
@@ -73,7 +65,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     # The columns of addresses that may have variables. A column ``…_source`` stores the file's text of the address.
     addresses: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""  # the prefix of the names of variables
-    queryset: QuerySet[Any]  # the rows without their secrets, which perhaps no key decrypts
+    queryset: QuerySet[Any]
     is_list: ClassVar = True  # whether the file has a list of these entries, or one entry without a name
     Meta: Any
 
@@ -162,7 +154,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
             variables += [variable for variable in dict.fromkeys(new) if variable not in variables]
         prefix = [self.prefix, row.name] if self.is_list else [self.prefix]
         for column, field in self.secrets.items():
-            value = stored(row, column)
+            value = getattr(row, column)
             if isinstance(field, Headers) and value:
                 if value == LOST:
                     raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {row.name}.")
@@ -180,7 +172,7 @@ class ProviderEntry(Entry):
     headers = Headers(max_length=rules.HEADERS_MAX_CHARS)
     addresses = ("base_url",)
     prefix = "PROVIDER"
-    queryset = Provider.objects.defer("api_key", "headers")
+    queryset = Provider.objects.all()
 
     class Meta:
         model = Provider
@@ -196,7 +188,7 @@ class ModelEntry(Entry):
     parameters = Object(validators=[fits(check_parameters)])
     dialect = Object(validators=[fits(check_dialect)])
     fallbacks = rules.Names(required=False, max_length=rules.FALLBACKS_MAX)
-    queryset = AgentModel.objects.select_related("provider").defer("provider__api_key", "provider__headers")
+    queryset = AgentModel.objects.select_related("provider")
 
     class Meta:
         model = AgentModel
@@ -210,7 +202,7 @@ class ModelEntry(Entry):
         return AgentModel(display_name=name, provider=Provider())
 
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
-        providers = Provider.objects.defer("api_key", "headers").in_bulk(field_name="name")
+        providers = Provider.objects.in_bulk(field_name="name")
         defaults = [name for name, (_, values) in entries.items() if values.get("is_default")]
         for name, (path, values) in entries.items():
             others = (rows.keys() | entries.keys()) - {name}
@@ -244,7 +236,7 @@ class ToolEntry(Entry):
     cancel_url = Address(required=False, allow_blank=True)
     addresses = ("url", "cancel_url")
     prefix = "TOOL"
-    queryset = Tool.objects.defer("secret_headers", "signing_secret")
+    queryset = Tool.objects.all()
 
     class Meta:
         model = Tool
@@ -304,7 +296,7 @@ class AgentEntry(Entry):
     def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
         try:
             # Not every difference is a change: the order of an agent's tools, for example, is none.
-            return bool(agents.save(**values).changed)
+            return bool(agents.save(**values)[1])
         except serializers.ValidationError as error:
             problems: Any = error.detail
             raise serializers.ValidationError({camel(column): problems[column] for column in problems}) from None

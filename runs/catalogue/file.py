@@ -18,7 +18,7 @@ from config.outbound.addresses import same_server
 from runs import catalogue
 from runs.catalogue import rules, yaml
 from runs.catalogue.definitions import problem_of
-from runs.catalogue.entries import ENTRIES, Entry, Given, stored
+from runs.catalogue.entries import ENTRIES, Entry, Given
 from runs.catalogue.rules import Address, variables_of
 from runs.models import AgentModel, Provider
 from runs.tools.base import BUILTIN, shorten
@@ -175,7 +175,7 @@ def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tup
     changed = [
         column
         for column, value in values.items()
-        if column != "name" and not (same_json if column in EXACT else eq)(stored(row, column), value)
+        if column != "name" and not (same_json if column in EXACT else eq)(getattr(row, column), value)
     ]
     for column, value in values.items():
         setattr(row, column, value)

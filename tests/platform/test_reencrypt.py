@@ -5,7 +5,9 @@ from io import StringIO
 import pytest
 from cryptography.fernet import Fernet
 from django.core.management import CommandError, call_command
+from django.db import transaction
 
+from config.kernel.encryption import DecryptionFailed
 from runs.models import Tool
 from tests import factories
 from webhooks.models import Endpoint
@@ -54,3 +56,14 @@ def test_undecryptable_secrets_are_reported_and_unchanged(settings, keys):
     assert Endpoint.objects.get(pk=kept.pk).secret == kept.secret
     settings.ENCRYPTION_KEYS = [new, old]
     assert Endpoint.objects.get(pk=lost.pk).secret == lost.secret
+
+
+def test_a_secret_that_no_key_decrypts_is_never_overwritten(settings, keys):
+    old, new = keys
+    tool = Tool.objects.order_by("name").first()
+    Tool.objects.filter(pk=tool.pk).update(secret_headers='{"X-Key": "hush"}')
+    settings.ENCRYPTION_KEYS = [new]
+    with pytest.raises(DecryptionFailed), transaction.atomic():
+        Tool.objects.get(pk=tool.pk).save()
+    settings.ENCRYPTION_KEYS = [old]
+    assert Tool.objects.get(pk=tool.pk).secret_headers == '{"X-Key": "hush"}'

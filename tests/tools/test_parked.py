@@ -7,6 +7,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography.fernet import Fernet
 from django.core.management import call_command
 from django.core.signing import Signer
 from django.test import Client
@@ -417,6 +418,16 @@ def test_a_tool_that_is_renamed_must_sign_as_before(bench, server, must_sign):
     Tool.objects.filter(pk=tool.pk).update(name="movie")
     assert call_back(server.callback(), {"result": 1}).status_code == (401 if must_sign else 200)
     assert ToolInvocation.objects.get().awaiting == ("tool" if must_sign else None)
+
+
+def test_a_callback_waits_until_its_signing_secret_can_be_read(bench, server, settings):
+    add_tool(server, signing_secret=b64encode(b"a tool's own signing secret").decode())
+    park(bench, server)
+    keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
+    answer = call_back(server.callback(), {"result": 1})
+    settings.ENCRYPTION_KEYS = keys
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    assert ToolInvocation.objects.get().awaiting == "tool"
 
 
 def test_staff_may_allow_unsigned_callbacks(bench, server):
