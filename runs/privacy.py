@@ -115,9 +115,6 @@ def of_installation(user: Any, report: Report | None = None) -> Iterator[QuerySe
             report("deliveries searched", seen, seen)
 
 
-# --- export -----------------------------------------------------------------------------------------------------------
-
-
 def export(user: Any, report: Report | None = None) -> Iterator[str]:
     """Lines ``{"table": …, "row": {…}}``, and for each file ``{"file": …, "offset": …, "base64": …}`` parts. A row is
     followed by the rows that belong to it. Secrets are left out.
@@ -157,9 +154,6 @@ def _parts(name: str) -> Iterator[str]:
         while part := file.read(PART_BYTES):
             yield json.dumps({"file": name, "offset": offset, "base64": base64.b64encode(part).decode()})
             offset += len(part)
-
-
-# --- erasure ----------------------------------------------------------------------------------------------------------
 
 
 class NotErased(Exception):

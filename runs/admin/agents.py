@@ -84,7 +84,8 @@ class AgentForm(StaffForm, forms.ModelForm):
         super().__init__(*args, **kwargs)
         if "name" not in self.fields:
             return  # for staff who may only look
-        version = current_version(self.instance)
+        agent = self.instance
+        version = agent.versions.get(number=agent.version) if agent.pk else None
         content = {column: getattr(version, column) for column in agents.CONTENT} if version else {}
         self.initial.update((column, value) for column, value in content.items() if value is not None)
         if version:
@@ -99,13 +100,11 @@ class AgentForm(StaffForm, forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        self.shown = {name: data.get(name) for name in ("display_name", "description", "enabled")}
-        self.content = {column: data.get(column) for column in agents.CONTENT} | {
-            "tools": None if data.get("all_tools") else data.get("tools"),
-            "output_schema": data.get("output_schema") or None,
-        }
+        self.columns = {name: data.get(name) for name in (*self.Meta.fields, *agents.CONTENT)}
+        self.columns["tools"] = None if data.get("all_tools") else data.get("tools")
+        self.columns["output_schema"] = data.get("output_schema") or None
         if not self.errors:
-            for column, problems in agents.problems_of(data["name"], self.shown, self.content).items():
+            for column, problems in agents.problems_of(self.columns).items():
                 self.add_error(column, problems)
         return data
 
@@ -115,13 +114,7 @@ def _choices(model: type[AgentModel | Tool], *used: str | None) -> list[tuple[st
     return [(name, name) for name in dict.fromkeys([*names, *filter(None, used)])]
 
 
-def current_version(agent: Agent) -> AgentVersion | None:
-    return AgentVersion.objects.filter(agent=agent.pk, number=agent.version).first() if agent.pk else None
-
-
-def lines(version: AgentVersion | None) -> list[str]:
-    if version is None:
-        return []
+def lines(version: AgentVersion) -> list[str]:
     amounts = {"approval threshold": version.credit_approval_threshold, "budget": version.max_credits}
     found = [f"model: {version.model or 'the default one'}"]
     found += [f"{name}: {'–' if amount is None else money.to_text(amount)}" for name, amount in amounts.items()]
@@ -144,16 +137,17 @@ class AgentAdmin(CatalogueAdmin):
         return False  # runs name it; staff disable it instead
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        form.saved = agents.save(obj.name, **form.shown, **form.content)
-        obj.pk = form.saved.agent.pk
+        agent, form.changed = agents.save(**form.columns)
+        obj.pk, obj.version = agent.pk, agent.version
 
     def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> Any:
-        saved = form.saved
-        what = f"Version {saved.agent.version}" if saved.is_new_version else "No new version"
-        return f"{what}: {', '.join(saved.changed) or 'nothing changed'}."
+        is_new_version = not agents.CONTENT.keys().isdisjoint(form.changed)
+        what = f"Version {form.instance.version}" if is_new_version else "No new version"
+        return f"{what}: {', '.join(form.changed) or 'nothing changed'}."
 
     def content(self, agent: Agent) -> str:
-        return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(current_version(agent))))
+        version = agent.versions.get(number=agent.version)
+        return format_html('<pre class="staff-text">{}</pre>', "\n".join(lines(version)))
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         actions = super().get_actions_detail(request, object_id)

@@ -1,6 +1,6 @@
 """Agents as staff write them: checked, and stored as versions that never change."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.validators import RegexValidator
 from django.db import transaction
@@ -16,9 +16,7 @@ from runs.catalogue.rules import Names, Object, OneOf, Text, fits
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 from runs.tools.schema import check_output_schema
 
-AGENT_INSTRUCTIONS_MAX_CHARS = 100_000
-
-DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200
+TOOLS_MAX = 200
 # The columns of a version, with the default values, which mean "nothing of its own".
 CONTENT: dict[str, Any] = {
     column.name: column.get_default()
@@ -27,21 +25,15 @@ CONTENT: dict[str, Any] = {
 }
 
 
-class Saved(NamedTuple):
-    """``changed``: the columns with new values. ``is_new_version``: whether one of them belongs to a version."""
-
-    agent: Agent
-    is_new_version: bool
-    changed: list[str]
-
-
-def save(name: str, *, display_name: str, description: str = "", enabled: bool = True, **content: Any) -> Saved:
+def save(
+    name: str, *, display_name: str, description: str = "", enabled: bool = True, **content: Any
+) -> tuple[Agent, list[str]]:
     """Store an agent, and a new version if a column of ``CONTENT`` changes. Columns that are not given get their
-    defaults. Amounts are micro-credits. Raises ValidationError.
+    defaults. Amounts are micro-credits. Returns the agent and the columns with new values. Raises ValidationError.
     """
     shown = {"display_name": display_name, "description": description, "enabled": enabled}
     version = CONTENT | content
-    if problems := problems_of(name, shown, version):
+    if problems := problems_of({"name": name} | shown | version):
         raise serializers.ValidationError(problems)
     with transaction.atomic():
         # If two callers create the agent at the same time, there is one row; its lock gives each version its number.
@@ -56,7 +48,7 @@ def save(name: str, *, display_name: str, description: str = "", enabled: bool =
             AgentVersion.objects.create(agent=agent, number=newest + 1, **version)
         if changed or others:
             _change(agent, **shown)
-    return Saved(agent, bool(others), changed + others)
+    return agent, changed + others
 
 
 def differs(current: AgentVersion, column: str, value: Any) -> bool:
@@ -86,9 +78,9 @@ class Columns(serializers.Serializer):
     """The rules of each column of an agent and its versions. Amounts are micro-credits."""
 
     name = Text(validators=[RegexValidator(rf"\A{rules.TOOL_NAME.pattern}\Z", "Use 1 to 64 letters, digits, _ and -.")])
-    display_name = Text(max_length=DISPLAY_NAME_MAX_CHARS)
-    description = Text(max_length=DESCRIPTION_MAX_CHARS, allow_blank=True)
-    instructions = Text(max_length=AGENT_INSTRUCTIONS_MAX_CHARS, allow_blank=True)
+    display_name = Text(max_length=100)
+    description = Text(max_length=20_000, allow_blank=True)
+    instructions = Text(max_length=100_000, allow_blank=True)
     model = Text(allow_null=True)
     tools = Names(max_length=TOOLS_MAX, allow_null=True)
     parameters = Object(validators=[fits(check_parameters)])
@@ -109,6 +101,6 @@ class Columns(serializers.Serializer):
         return names
 
 
-def problems_of(name: str, shown: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
-    columns = Columns(data={"name": name} | shown | version)
-    return {} if columns.is_valid() else dict(columns.errors)
+def problems_of(columns: dict[str, Any]) -> dict[str, Any]:
+    checked = Columns(data=columns)
+    return {} if checked.is_valid() else dict(checked.errors)

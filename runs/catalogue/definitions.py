@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import partial
-from typing import Any, Literal, Self, TypeAlias, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -21,8 +21,7 @@ from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers, secrets_in
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A protocol. ``adapter``: a ``runs.llm.base.ModelClient``. ``is_offline``: it has no address, and its count of
     tokens is this service's own estimate.
     """
@@ -41,8 +40,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(NamedTuple):
     """A known service, which staff choose instead of typing its address."""
 
     label: str

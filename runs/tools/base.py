@@ -84,7 +84,7 @@ class ToolDefinition:
 
     @classmethod
     def from_row(cls, row: Any) -> Self:
-        """The snapshot of a catalogue row. Raises ValueError if its secret headers or signing secret are not valid."""
+        """The snapshot of a catalogue row. Raises DecryptionFailed, and ValueError for secrets that are not valid."""
         require_readable(row.secret_headers, row.signing_secret)
         values = {column.name: getattr(row, column.name) for column in fields(cls)}
         secret = parse_signing_secret(row.signing_secret)

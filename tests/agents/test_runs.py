@@ -14,9 +14,9 @@ LIVE = examples(100)
 
 
 def save(**columns):
-    saved = agents.save("support", **{"display_name": "Support", "instructions": "Help."} | columns)
+    agent, _ = agents.save("support", **{"display_name": "Support", "instructions": "Help."} | columns)
     catalogue.refresh()
-    return saved
+    return agent
 
 
 def test_an_agents_instructions_come_before_those_of_the_run(bench: Bench, requests, settings):
@@ -64,7 +64,7 @@ def test_live_runs_keep_the_bytes_of_their_version(bench: Bench, requests, setti
     waiting: dict[str, int] = {}
     for number in range(1, LIVE + 1):
         tools = ["ask_user", "calculate"] if number % 2 else None
-        version = save(instructions=f"Help {number}.", tools=tools, parameters={"seed": number}).agent.version
+        version = save(instructions=f"Help {number}.", tools=tools, parameters={"seed": number}).version
         run = bench.start("/ask Which?\n/say {result}", agent="support", instructions=f"Run {number}.")
         assert run["agent"] == f"support@{version}"
         waiting[run["id"]] = number

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.django_db
 def support(user: Any) -> Agent:
     tools = ["calculate", "ask_user"]
     limits = {"credit_approval_threshold": 5_000_000, "max_credits": 20_000_000}
-    saved = agents.save("support", display_name="Support", instructions="Help.", tools=tools, **limits)
+    agent, _ = agents.save("support", display_name="Support", instructions="Help.", tools=tools, **limits)
     catalogue.refresh()
-    return saved.agent
+    return agent
 
 
 def start(client: Any, surface: str = "/api/v1", **body: Any) -> Any:
