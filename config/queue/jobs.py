@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from config.database import batches
 from config.database.retry import attempt, is_unavailable, outage
@@ -87,12 +87,12 @@ def each_batch(
             yield from results
 
 
-def stages(job: str, *works: Callable[[], int]) -> int:
+def stages(job: str, *works: Callable[..., int], **arguments: Any) -> int:
     """The sum of ``works``. If one raises, it is logged and counted, and the others follow, except in an outage."""
     done = 0
     for work in works:
         try:
-            done += attempt(work)
+            done += attempt(work, **arguments)
         except Exception as error:
             if is_unavailable(error):
                 raise

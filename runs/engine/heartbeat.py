@@ -17,7 +17,7 @@ from config.queue import jobs
 from config.telemetry import logs
 from runs import catalogue, lifecycle
 from runs.engine.process import Process
-from runs.models import Run, RunStatus, Worker
+from runs.models import TO_CANCEL, Run, Worker
 
 RUN_CANCEL_POLL_SECONDS = 0.2  # between two looks for requests to cancel; at most a fifth of `RUN_LEASE_SECONDS`
 
@@ -137,13 +137,6 @@ class Heartbeat(threading.Thread):
         return clock.steady() - begun >= self.step_seconds
 
     def _sweep(self) -> None:
-        def release_unexecuted() -> int:
-            executing, leaving = self.run_ids, self.stopped.is_set
-            released = lifecycle.release_unexecuted(self.process.worker_id, executing, leaving, self.step_seconds)
-            if released:
-                logger.warning("%d runs that this worker owned but did not execute may be taken over", len(released))
-            return len(released)
-
         def offer_due_runs() -> int:
             offered = 0
             for find in (lifecycle.take_due_runs, self._wakeable_runs):
@@ -153,7 +146,8 @@ class Heartbeat(threading.Thread):
                     offered += 1
             return offered
 
-        jobs.stages("sweep-runs", release_unexecuted)
+        executed = {"worker_id": self.process.worker_id, "executing": self.run_ids, "leaving": self.stopped.is_set}
+        jobs.stages("sweep-runs", lifecycle.release_unexecuted, **executed, seconds=self.step_seconds)
         lifecycle.repair(self.step_seconds)
         jobs.stages("sweep-runs", offer_due_runs)
 
@@ -166,6 +160,6 @@ class Heartbeat(threading.Thread):
         catalogue.refresh()
 
     def _look_for_cancels(self) -> None:
-        running = Run.objects.filter(worker_id=self.process.worker_id, status=RunStatus.RUNNING)
-        if cancelled := list(running.filter(cancel_requested_at__isnull=False).values_list("pk", flat=True)):
-            self.cancel(cancelled)
+        to_cancel = Run.objects.filter(TO_CANCEL, worker_id=self.process.worker_id)
+        if run_ids := list(to_cancel.values_list("pk", flat=True)):
+            self.cancel(run_ids)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connection
 from django.db.models import Case, Exists, OuterRef, Q, Sum, Value, When
@@ -75,39 +75,30 @@ def read_journal(run: Run) -> Journal:
     return Journal(turns, calls, answers, list(attempts))
 
 
-class Older(NamedTuple):
-    """An earlier run that is not loaded, because the window could not hold it."""
-
-    run_id: str
-    full_size: int
-
-
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's own message and the chat before it, oldest first. Of ``older`` runs, only the sizes are loaded.
-    ``counted``: of each origin, the last turn that ``is_counted``.
+    """A run's own message and the chat before it, oldest first. The oldest runs, which the window cannot hold, are not
+    loaded. ``counted``: of each origin, the last turn that ``is_counted``.
     """
 
     message: UserMessage
     runs: tuple[RunPart, ...] = ()
-    older: tuple[Older, ...] = ()
     cut: Cut = field(default_factory=Cut)
     compaction: Compaction | None = None  # the newest one of the chat
     counted: tuple[Any, ...] = ()
 
     @property
-    def earlier(self) -> tuple[Older | RunPart, ...]:
-        return (*self.older, *self.runs)
+    def unloaded(self) -> int:
+        """The number of runs that are not loaded."""
+        return sum(not run.is_loaded for run in self.runs)
 
-    def after(self, run_id: str | None) -> tuple[tuple[Older, ...], tuple[RunPart, ...]]:
-        """The ``older`` and ``runs`` that come after a run; all if the run is not among them."""
-        ids = [run.run_id for run in self.earlier]
-        gone = ids.index(run_id) + 1 if run_id in ids else 0
-        return self.older[gone:], self.runs[max(0, gone - len(self.older)) :]
+    def after(self, run_id: str | None) -> tuple[RunPart, ...]:
+        """The runs that come after a run; all if the run is not among them."""
+        ids = [run.run_id for run in self.runs]
+        return self.runs[ids.index(run_id) + 1 :] if run_id in ids else self.runs
 
     def shortened(self, cut: Cut) -> History:
-        older, runs = self.after(cut.last_run_id)
-        return replace(self, runs=runs, older=older, cut=cut)
+        return replace(self, runs=self.after(cut.last_run_id), cut=cut)
 
 
 def is_counted(turn: Any) -> bool:
@@ -116,10 +107,9 @@ def is_counted(turn: Any) -> bool:
 
 
 # The columns that are read of calls and turns.
-CALL = ("turn_index", "id", "name", "status", "shown", "chars", "result_urls")
-ERROR = ("error_code", "error_message")
-TURN = ("index", "text", "tool_calls", "reasoning", "origin")
-COUNTED = ("estimated", "input_tokens", "context_bytes", "request_digest")
+CALL = ["run_id", "turn_index", "id", "name", "status", "shown", "chars", "result_urls", "error_code", "error_message"]
+TURN = ["run_id", "index", "text", "tool_calls", "reasoning", "origin"]
+COUNTED = ["estimated", "input_tokens", "context_bytes", "request_digest"]
 
 _BYTES = {"postgresql": "octet_length({})", "sqlite": "length(CAST({} AS BLOB))"}
 
@@ -176,20 +166,20 @@ def load(run: Run, context_tokens: int) -> History:
         rest = calls.aggregate(size=Sum(Length("result"), default=0))["size"]
     room = context_tokens * WINDOW_BYTES_PER_TOKEN - own_size
     loaded: list[str] = []
-    older: list[Older] = []
+    sizes: dict[str, int] = {}
     for run_id, _, _, size, results, notes, _ in earlier:
         shown = results if run_id not in noted else notes + (rest if run_id == cut.notes_run_id else 0)
         room -= size + shown
-        if room >= 0 and not older:
-            loaded.append(run_id)
-        else:
-            older.append(Older(run_id, size + results))
-    loaded.reverse()
+        if room >= 0:
+            loaded.insert(0, run_id)
+        sizes[run_id] = size + results
     parts, counted = load_parts(loaded, cut, noted - {cut.notes_run_id or ""}, base.TOOL_RESULT_MAX_CHARS)
     message = UserMessage(content, _files([run.user_message_id])[run.user_message_id] if has_files else ())
-    sizes = {row[0]: row[3] + row[4] for row in earlier}
-    runs = tuple(replace(part, full_size=sizes[part.run_id]) for part in parts)
-    return History(message, runs, tuple(reversed(older)), cut, compaction, counted)
+    older = [
+        RunPart(run_id, UserMessage(""), (), is_loaded=False) for run_id in reversed(sizes) if run_id not in loaded
+    ]
+    runs = tuple(replace(part, full_size=sizes[part.run_id]) for part in (*older, *parts))
+    return History(message, runs, cut, compaction, counted)
 
 
 def _runs_sql() -> str:
@@ -209,11 +199,11 @@ def load_parts(
     notes = Q(run__in=list(noted)) | Q(run=cut.notes_run_id, turn_index__lte=cut.notes_turn)
     shown = Case(When(notes & Q(chars__gt=NOTE_CHARS), then=Value("")), default=Left("result", result_chars))
     found = ToolInvocation.objects.filter(run__in=run_ids).annotate(chars=Length("result")).annotate(shown=shown)
-    for call in found.order_by("turn_index", "call_index").values_list("run_id", *CALL, *ERROR, named=True):
+    for call in found.order_by("turn_index", "call_index").values_list(*CALL, named=True):
         calls.setdefault(call.run_id, []).append(call)
     turns: dict[str, list[Any]] = {}
     recorded_turns = Turn.objects.filter(run__in=run_ids).order_by("index")
-    for turn in recorded_turns.values_list("run_id", *TURN, *COUNTED, named=True):
+    for turn in recorded_turns.values_list(*TURN, *COUNTED, named=True):
         turns.setdefault(turn.run_id, []).append(turn)
     has_files = Exists(Attachment.objects.filter(message=OuterRef("pk")))
     # The assistant's message is read only if the run's turns may lack its text.

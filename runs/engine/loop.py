@@ -219,8 +219,10 @@ async def _record(session: Session, model: ModelDefinition, plan: Plan, given: A
     lifecycle.crash_point("before_dispatch")
     record, content = partial(session.step, stores_text=True), join_text([session.journal.text, turn.text])
     if not tool_calls and (session.output_schema is None or output is not None):
-        cut = allowance.limited_by if end.finish_reason == "length" else None
-        await record(lifecycle.complete, turn, content=content, charge=charge, output=output, limited_by=cut)
+        ends: dict[str, Any] = {"output": output, "finish_reason": "stop"}
+        if output is None:
+            ends = {"limited_by": allowance.limited_by if end.finish_reason == "length" else None}
+        await record(lifecycle.complete, turn, content=content, charge=charge, **ends)
         return
     tries = sum(all("key" in call for call in row.tool_calls) for row in [*session.journal.turns, turn])
     if not tool_calls and tries >= OUTPUT_ATTEMPTS:

@@ -63,11 +63,7 @@ class Allowance(NamedTuple):
 
 
 class Unclear(Exception):
-    """The upper bound is too high for credits or budget. The provider's own count (``digest``) can be lower."""
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
-        super().__init__(digest)
+    """The upper bound is too high for credits or budget. The provider's own count can be lower. Has the digest."""
 
 
 class Short(Exception):
@@ -112,7 +108,7 @@ async def ask(
         allowance = await session.db(allow, request, step, counted, reserve, may_count)
     except Unclear as unclear:
         if tokens := await client_for(request.model.server).count(request):
-            counted[unclear.digest] = tokens
+            counted[unclear.args[0]] = tokens
         allowance = await session.db(allow, request, step, counted, reserve)
     full = request.max_output_tokens
     request = replace(request, max_output_tokens=allowance.output_tokens)

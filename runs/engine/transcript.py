@@ -90,7 +90,7 @@ class TurnPart:
 @dataclass(frozen=True)
 class RunPart:
     """A run. ``ending``: the text that no turn has recorded, None if the run goes on. ``full_size``: its bytes with all
-    results.
+    results, which is all that is known of a run that is not loaded.
     """
 
     run_id: str
@@ -98,6 +98,7 @@ class RunPart:
     turns: tuple[TurnPart, ...]
     ending: str | None = None
     full_size: int = 0
+    is_loaded: bool = True
 
     def after_turns(self) -> Iterator[Message]:
         last = self.turns[-1] if self.turns else None
@@ -108,6 +109,8 @@ class RunPart:
 
     @cached_property
     def base_size(self) -> int:
+        if not self.is_loaded:
+            return self.full_size
         return message_bytes(self.message) + sum(map(message_bytes, self.after_turns()))
 
 
@@ -157,7 +160,8 @@ def messages(cut: Cut, runs: Sequence[RunPart]) -> list[Message]:
     used: set[str] = set()
     form = cut.forms(runs)
     for place, run in enumerate(runs):
-        found.append(run.message)
+        if run.is_loaded:
+            found.append(run.message)
         for turn in run.turns:
             found += turn.messages(*form(place, turn.index), used)
         found += run.after_turns()

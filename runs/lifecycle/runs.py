@@ -147,26 +147,15 @@ def record_turn(
     return Moved(move_run(run, RunStatus.RUNNING, happened, also=also, **changes), stored, turn)
 
 
-def complete(
-    run: Run,
-    turn: Turn,
-    *,
-    content: str,
-    delta: str,
-    charge: Charge | None,
-    output: dict[str, Any] | None = None,
-    limited_by: str | None = None,
-) -> Moved:
-    """running → completed, with a model's response without tool calls. ``output``: the run's structured output, if it
-    has one. ``limited_by``: the limit that cut the answer. The other arguments are as in ``record_turn``.
+def complete(run: Run, turn: Turn, *, content: str, delta: str, charge: Charge | None, **changes: Any) -> Moved:
+    """running → completed with ``changes``, by a model's response without tool calls. The other arguments are as in
+    ``record_turn``.
     """
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)
-    changes = stop_running(run) | spending.usage(run, turn)
-    changes |= {"finished_at": clock.now(), "finish_reason": turn.finish_reason, "limited_by": limited_by}
-    if output is not None:
-        changes |= {"output": output, "finish_reason": "stop", "limited_by": None}
+    ended = {"finished_at": clock.now(), "finish_reason": turn.finish_reason} | changes
+    changes = stop_running(run) | spending.usage(run, turn) | ended
     move = functools.partial(move_run, run, RunStatus.COMPLETED, happened, **changes)
     # Usually no run waits behind this one: then one statement does everything (docs/decisions/0011).
     guards, alone = Writes(), Writes()

@@ -3,17 +3,19 @@ time. The heartbeats of run workers call these functions, at any moment and seve
 ``sweep``. A row that is locked or cannot be processed stops no other row. A call that lasts ``seconds`` ends early.
 """
 
+import logging
 import math
 import random
 from collections.abc import Callable, Container, Sequence
 from datetime import datetime, timedelta
-from functools import partial, update_wrapper
+from functools import partial
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from config.database.batches import in_order, limit_lock_wait, take_batch
+from config.database.queries import read
 from config.kernel import clock
 from config.queue import jobs
 from config.queue.publisher import nudge_after_commit
@@ -23,7 +25,9 @@ from runs.errors import RunError
 from runs.lifecycle import line, parking, runs, spending, waitpoints
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
 from runs.lifecycle.moves import HOUSEKEEPING_LOCK_SECONDS, lock_run, move_lost, move_run
-from runs.models import Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
+from runs.models import TO_TAKE_OVER, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
+
+logger = logging.getLogger(__name__)
 
 JOB = "sweep-runs"
 BATCH = 500
@@ -36,26 +40,21 @@ _next_look = float("-inf")  # when this process next looks for runs whose credit
 LOOK_PAUSE = 50
 LOOK_PAUSE_SECONDS = 10.0
 
-# Running runs that lost their worker, and parked runs that may resume. Other parked runs have no ``due_at``.
-LEFT = Q(status=RunStatus.RUNNING, worker_id=None, due_at__isnull=False)
-CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (LEFT & Q(throttled=False))
+CLAIMABLE = Q(status=RunStatus.QUEUED, blocked=False, throttled=False) | (TO_TAKE_OVER & Q(throttled=False))
 
-# Goes from user to user along the index of throttled runs: a user costs one step, however many throttled runs there
-# are. The ORDER BY names all columns of the index, so that the database uses no other index.
+# Goes from user to user along the index of throttled runs, from the given user on: a user costs one step, however many
+# throttled runs there are. The ORDER BY names all columns of the index, so that the database uses no other index.
 _THROTTLED_USERS = """
     WITH RECURSIVE throttled (user_id, step) AS (
-        SELECT (
-            SELECT first.user_id FROM runs_run first WHERE first.throttled AND first.user_id > %s
-            ORDER BY first.user_id, first.created_at, first.id LIMIT 1
-        ), 1
+        SELECT CAST(%s AS bigint), 0
         UNION ALL
         SELECT (
-            SELECT later.user_id FROM runs_run later WHERE later.throttled AND later.user_id > throttled.user_id
-            ORDER BY later.user_id, later.created_at, later.id LIMIT 1
+            SELECT run.user_id FROM runs_run run WHERE run.throttled AND run.user_id > throttled.user_id
+            ORDER BY run.user_id, run.created_at, run.id LIMIT 1
         ), step + 1
         FROM throttled WHERE throttled.user_id IS NOT NULL AND step < %s
     )
-    SELECT user_id FROM throttled WHERE user_id IS NOT NULL ORDER BY user_id
+    SELECT user_id FROM throttled WHERE user_id IS NOT NULL AND step > 0 ORDER BY user_id
 """
 
 
@@ -66,8 +65,8 @@ def sweep() -> int:
 
 def repair(seconds: float = math.inf) -> int:
     """Settle the holds of lost runs, end waitpoints and calls after their time, resume runs whose credits have come."""
-    works = (settle_lost_turns, expire_waitpoints, expire_calls, resume_paid_runs)
-    return jobs.stages(JOB, *(update_wrapper(partial(work, seconds), work) for work in works))
+    works = settle_lost_turns, expire_waitpoints, expire_calls, resume_paid_runs
+    return jobs.stages(JOB, *works, seconds=seconds)
 
 
 def reap_late_workers() -> int:
@@ -102,7 +101,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     run_ids = in_order(ownerless, "worker_id", BATCH)
     list(jobs.each_batch(JOB, run_ids, partial(release, ownerless), RELEASE_BATCH, seconds))
     # Searched at each call: the process that noticed the last loss may have died before it ended the run.
-    worn = Run.objects.filter(LEFT, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
+    worn = Run.objects.filter(TO_TAKE_OVER, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     list(jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds))
     return len(lost)
 
@@ -110,15 +109,15 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
 def settle_lost_turns(seconds: float = math.inf) -> int:
     """Settle released runs that no worker takes over soon: they must not keep their users' credits held."""
     held = Exists(sums.open_holds_of(run_id=OuterRef("pk"), tool_key=None))
-    left = Run.objects.filter(LEFT, held, updated_at__lt=clock.now() - NUDGE_GRACE)
+    left = Run.objects.filter(TO_TAKE_OVER, held, updated_at__lt=clock.now() - NUDGE_GRACE)
     return sum(1 for _ in jobs.each(JOB, in_order(left, "pk", BATCH), settle_lost, seconds))
 
 
 def release_unexecuted(
     worker_id: str, executing: Container[str], leaving: Callable[[], bool], seconds: float = math.inf
-) -> list[str]:
+) -> int:
     """Release the runs that a live worker owns but does not execute: the answer to a claim's commit was lost, or a step
-    failed and cannot be repaired. Each release counts as a loss, so that no run is released for ever. Returns the ids.
+    failed and cannot be repaired. Each release counts as a loss, so that no run is released for ever. Returns how many.
 
     ``executing`` is read after the runs' rows, and contains a run from before its claim. ``leaving`` is called last: a
     worker that shuts down stops executing its runs before it hands them over, and that is no loss.
@@ -126,8 +125,11 @@ def release_unexecuted(
     owned = Run.objects.filter(worker_id=worker_id, status=RunStatus.RUNNING)
     unexecuted = [run_id for run_id in list(owned.values_list("pk", flat=True)) if run_id not in executing]
     if not unexecuted or leaving():
-        return []
-    return list(jobs.each_batch(JOB, unexecuted, partial(release, owned), RELEASE_BATCH, seconds))
+        return 0
+    released = len(list(jobs.each_batch(JOB, unexecuted, partial(release, owned), RELEASE_BATCH, seconds)))
+    if released:
+        logger.warning("%d runs that this worker owned but did not execute may be taken over", released)
+    return released
 
 
 @transaction.atomic
@@ -187,9 +189,7 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
     """At most ``limit`` throttled runs that may execute without having been nudged: the nudge was lost, or the limit
     was raised. Looks at BATCH users with ids above ``after``. Returns the runs, and ``after`` for the next call.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_THROTTLED_USERS, [after, BATCH])
-        users = [user_id for (user_id,) in cursor.fetchall()]
+    users = [user_id for (user_id,) in read(_THROTTLED_USERS, [after, BATCH])]
     running: dict[int, int] = {}
     if users and settings.RUN_USER_LIMIT:
         counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING, parked=False).order_by()

@@ -31,6 +31,8 @@ from runs.models.runs import (
     HAS_MODEL_OF_RUN,
     LIVE_RUN_STATUSES,
     MODEL_OF_RUN,
+    TO_CANCEL,
+    TO_TAKE_OVER,
     Awaiting,
     ClientRun,
     Run,

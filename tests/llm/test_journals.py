@@ -162,11 +162,12 @@ def test_a_long_chat_takes_a_constant_number_of_queries_and_what_the_window_hold
         own = store(chat, journal | {"unrecorded": ""}, "m")
     with django_assert_num_queries(4):
         loaded = history.load(own, 128_000)
-    assert (len(loaded.runs), len(loaded.older)) == (51, 0)
+    assert (len(loaded.runs), loaded.unloaded) == (51, 0)
     with django_assert_num_queries(4):
         loaded = history.load(own, 2000)
-    assert 5 <= len(loaded.runs) <= 8
-    assert len(loaded.runs) + len(loaded.older) == 51
+    assert len(loaded.runs) == 51
+    assert 5 <= len(loaded.runs) - loaded.unloaded <= 8
+    assert [run.is_loaded for run in loaded.runs] == sorted(run.is_loaded for run in loaded.runs)
 
 
 @pytest.mark.django_db

@@ -182,8 +182,7 @@ def _summarisers(session: Session, own: ModelDefinition) -> list[ModelDefinition
 
 
 async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinition, most: int) -> ModelRequest:
-    left = {run.run_id for part in plan.history.after(step.cut.last_run_id) for run in part}
-    gone = [run for run in plan.history.earlier if run.run_id not in left]
+    gone = plan.history.runs[: len(plan.history.runs) - len(plan.history.after(step.cut.last_run_id))]
     result_chars = most if sum(run.full_size for run in gone) <= most else RESULT_CHARS
     text = await session.db(_text, [run.run_id for run in gone], result_chars, plan.history.cut.text, most)
     return ModelRequest(

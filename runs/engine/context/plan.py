@@ -87,10 +87,9 @@ class Plan:
 
     def size(self, cut: Cut) -> int:
         """The bytes of the request with this cut. Runs that are not loaded count in full."""
-        older, runs = self.history.after(cut.last_run_id)
-        runs = (*runs, self.own)
+        runs = (*self.history.after(cut.last_run_id), self.own)
         form = cut.forms(runs)
-        size = self.fixed + sum(run.full_size for run in older) + sum(map(message_bytes, cut.head()))
+        size = self.fixed + sum(map(message_bytes, cut.head()))
         for place, run in enumerate(runs):
             size += run.base_size + sum(turn.size(*form(place, turn.index)) for turn in run.turns)
         return size + files_bytes([file for run in runs for file in run.message.files], self.model.dialect)
@@ -108,21 +107,20 @@ class Plan:
 
     def next_step(self, limit: int | None = None) -> Step | None:
         """The next step that shortens the transcript; None if it fits. ``limit``: the most tokens, after a refusal."""
-        earlier, most = self.history.earlier, history.RUN_HISTORY_RUNS
-        if len(earlier) > most:
+        number, unloaded, most = len(self.history.runs), self.history.unloaded, history.RUN_HISTORY_RUNS
+        if number > most:
             # Down to three quarters of the limit, so that not every request begins with another run.
-            return Step(CompactionKind.LEFT_OUT, self._without(len(earlier) - (most - most // 4)))
+            return Step(CompactionKind.LEFT_OUT, self._without(number - (most - most // 4)))
         most = room(self.model) if limit is None else limit
         full, wanted = (int(most * FULL), int(most * SHORTENED)) if limit is None else (limit, limit)
-        if self.now <= full and not self.history.older:
+        if self.now <= full and not unloaded:
             return None
         notes = self._first(self._noted(), wanted)
-        if not self.history.older and self.tokens(notes) <= (full + wanted) // 2:
+        if not unloaded and self.tokens(notes) <= (full + wanted) // 2:
             return Step(CompactionKind.RESULTS, notes)
-        if earlier:
+        if number:
             text = "x" * summary_tokens(self.model) * BYTES_PER_TOKEN
-            gone = range(max(1, len(self.history.older)), len(earlier) + 1)
-            cuts = [replace(self._without(number), text=text) for number in gone]
+            cuts = [replace(self._without(gone), text=text) for gone in range(max(1, unloaded), number + 1)]
             step = Step(CompactionKind.SUMMARY, self._first(cuts, wanted))
             return self.left_out(step) if self.is_for_run else step
         if self.tokens(notes) < self.now:
@@ -132,7 +130,7 @@ class Plan:
 
     def shortest(self) -> Step | None:
         """The step to the shortest form of the request; None if the request already has it."""
-        last = self._without(len(self.history.earlier)).last_run_id
+        last = self._without(len(self.history.runs)).last_run_id
         cut = replace(self._hard()[-1], last_run_id=last, text="")
         is_shorter = self.tokens(cut) < self.now
         return Step(CompactionKind.LEFT_OUT, cut, only_run=True) if is_shorter else None
@@ -161,9 +159,7 @@ class Plan:
 
     def _without(self, gone: int) -> Cut:
         """The cut without this number of the oldest runs."""
-        return (
-            replace(self.history.cut, last_run_id=self.history.earlier[gone - 1].run_id) if gone else self.history.cut
-        )
+        return replace(self.history.cut, last_run_id=self.history.runs[gone - 1].run_id) if gone else self.history.cut
 
     def _hard(self) -> list[Cut]:
         """Cuts that reduce the run's earlier turns to bare calls, and shorten the last turn's results more and more."""
