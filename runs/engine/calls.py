@@ -110,17 +110,17 @@ async def resume(session: Session) -> None:
     # First of all, because a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
     questions = {call.id: (call, asked) for call in open_calls if (asked := _question(session, call))}
-    # A call that this process dispatched has an outcome by now, unless the loop was interrupted before it was recorded.
-    at_work = [call for call in open_calls if call.status == InvocationStatus.DISPATCHING and not call.awaiting]
-    orphans = [call for call in at_work if call.id not in questions]
-    ready = needs_no_approval(session, open_calls)
-    if not (orphans or ready or questions):
+    free = [call for call in open_calls if call.id not in questions and not call.awaiting]
+    if not (free or questions):
         lifecycle.crash_point("before_park_run")
         await session.step(lifecycle.park_run)
         return
-    if not (orphans or ready):
+    if not free:
         await _ask(session, *next(iter(questions.values())))
         return
+    # A call that this process dispatched has an outcome by now, unless the loop was interrupted before it was recorded.
+    orphans = [call for call in free if call.status == InvocationStatus.DISPATCHING]
+    ready = [call for call in free if call.status == InvocationStatus.PENDING]
     lifecycle.crash_point("before_dispatch")
     begun = [call for orphan in orphans if (call := await _begin(session, orphan)) is not None]
     with Held(session.process.tool_places, session.run.user_id) as held:

@@ -45,12 +45,6 @@ class Contacts:
             except Exception:
                 logger.exception("the look for calls that are due failed")
 
-    async def close(self) -> None:
-        tasks = list(self.tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _look(self) -> bool:
         """Begin requests about calls that are due. Returns whether there may be more that can begin now."""
         room = CONTACTS_MAX - len(self.tasks)
@@ -92,13 +86,12 @@ class Contacts:
 
 async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition | None) -> None:
     """Contact the tool's server of a call of ``take_contacts``. If the tool is deleted, an open call stays due."""
-    user, reason = call.run.user, "" if call.is_open else call.end_reason
-    kind = None if tool is None else type_of(tool)
+    user, kind = call.run.user, type_of(tool) if tool else None
     answer: ToolResult | ToolFailure | Parked | None = None
     if tool is not None and kind is not None and kind.contact is not None:
-        name = user.get_username()
         # Each type has its own time limit for such requests.
-        context = process.tool_context(call.run, call, user_name=name, timeout_seconds=0.0, end_reason=reason)
+        about = {"user_name": user.get_username(), "timeout_seconds": 0.0, "end_reason": call.end_reason}
+        context = process.tool_context(call.run, call, **about)
         try:
             answer = await kind.contact(tool, context)
             if isinstance(answer, ToolResult):
@@ -110,8 +103,9 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             answer = failure
     elif call.is_open:
         return
-    answer = answer if call.is_open else None
-    if answer is None or isinstance(answer, Parked):
+    if not call.is_open:
+        await process.db_for(user.pk, lifecycle.record_contact, call, None)
+    elif answer is None or isinstance(answer, Parked):
         await process.db_for(user.pk, lifecycle.record_contact, call, answer)
     else:
         await process.db_for(user.pk, lifecycle.record_outcome, call, answer)

@@ -164,9 +164,11 @@ class Engine:
             self._cancel([session.run.id], Interruption.BEHIND)
 
     async def _close(self) -> None:
-        tasks = list(self.tasks.values())
+        tasks, contacts = list(self.tasks.values()), list(self.contacts.tasks.values())
         self._cancel(list(self.tasks), Interruption.SHUT_DOWN)
-        await asyncio.gather(*tasks, self.contacts.close(), return_exceptions=True)
+        for contact in contacts:
+            contact.cancel()
+        await asyncio.gather(*tasks, *contacts, return_exceptions=True)
         await self.process.db(hand_over_all, self.process.worker_id)
         await self.process.model_places.ask()
         await transport.close_sessions()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from django.db import connection
@@ -237,9 +238,5 @@ def _unrecorded(content: str, turns: Sequence[TurnPart]) -> str:
 
 
 def _files(message_ids: Sequence[str]) -> dict[str, tuple[AttachedFile, ...]]:
-    return {
-        message_id: tuple(
-            AttachedFile(file.file_name, file.content_type, file.size_bytes, file.stored_name) for file in attachments
-        )
-        for message_id, attachments in attached_to(message_ids).items()
-    }
+    columns, attached = attrgetter("file_name", "content_type", "size_bytes", "stored_name"), attached_to(message_ids)
+    return {of: tuple(AttachedFile(*columns(file)) for file in files) for of, files in attached.items()}

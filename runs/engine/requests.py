@@ -39,9 +39,6 @@ WORTH = 0.95  # a count is stored only if it is below this part of the known cou
 
 _known: dict[str, int] = {}  # the lowest count of a request by the digest of its beginning
 
-# The turn's index or the key of a compaction, and the number of the request under the run's lease.
-Step = tuple[int | str, int]
-
 
 class Exhausted(RunFailed):
     """Credits or budget are not enough for the next step: the ``call``, or if that is None, a request to a model."""
@@ -178,7 +175,12 @@ def failed_request(
 
 
 def allow(
-    run: Run, request: ModelRequest, step: Step, counted: Mapping[str, int], reserve: int = 0, may_count: bool = False
+    run: Run,
+    request: ModelRequest,
+    step: tuple[int | str, int],
+    counted: Mapping[str, int],
+    reserve: int = 0,
+    may_count: bool = False,
 ) -> Allowance:
     """Hold the most that the request can cost, with an output limit for which credits and budget are enough.
     ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this

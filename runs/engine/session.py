@@ -83,11 +83,6 @@ def reload(run: Run) -> Claimed | None:
     return _load(current, read_journal(current)) if current else None
 
 
-def _client_tool(given: Mapping[str, Any]) -> ToolDefinition:
-    name, description = given["name"], given["description"]
-    return ToolDefinition(name, name, description, CLIENT, given["inputSchema"], price=0)
-
-
 class Session:
     def __init__(self, process: Process, claimed: Claimed) -> None:
         self.process = process
@@ -111,7 +106,10 @@ class Session:
         self.output_schema: Mapping[str, Any] | None = self.run.output_schema
         if self.output_schema is None and self.agent is not None:
             self.output_schema = self.agent.output_schema
-        self.client_tools = {tool["name"]: _client_tool(tool) for tool in self.run.client_tools or ()}
+        of_client = [(tool["name"], tool["description"], tool["inputSchema"]) for tool in self.run.client_tools or ()]
+        self.client_tools = {
+            name: ToolDefinition(name, name, text, CLIENT, schema, 0) for name, text, schema in of_client
+        }
         self._parts: list[TurnPart] = []
 
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -64,17 +64,14 @@ class TurnPart:
         """``most``: see ``Result.message``. ``short``: with little text, no arguments, no reasoning. ``used``: ids of
         earlier calls. Some servers number calls from 1 in each conversation, others refuse an id that occurs twice.
         """
-        ids = [call.id if call.id not in used else result.key for call, result in self.calls]
-        used.update(ids)
-        calls = tuple(
-            ToolCall(call_id, call.name, "{}" if short else call.arguments)
-            for call_id, (call, _) in zip(ids, self.calls, strict=True)
-        )
+        made = [(call.id if call.id not in used else result.key, call, result) for call, result in self.calls]
+        used.update(call_id for call_id, _, _ in made)
+        calls = tuple(ToolCall(call_id, call.name, "{}" if short else call.arguments) for call_id, call, _ in made)
         text, reasoning = (self.text, self.reasoning) if not short else (self.text[:NOTE_CHARS], ())
         if self.is_refused and not text.strip():
             text, reasoning = NO_ANSWER, ()
         yield AssistantMessage(text, calls, reasoning, self.origin)
-        for call_id, (_, result) in zip(ids, self.calls, strict=True):
+        for call_id, _, result in made:
             yield result.message(call_id, most)
         if self.is_refused:
             yield UserMessage(NOT_A_CALL, is_note=True)

@@ -34,6 +34,7 @@ ENDINGS = [event for event in Event if event.stream_status in FINAL_RUN_STATUSES
 ASKED = "EXISTS (SELECT 1 FROM runs_waitpoint WHERE run_id = run.id AND status = 'PENDING')"
 OF_RUN = "SELECT 1 FROM runs_toolinvocation WHERE run_id = run.id AND"
 PARKED = "runs_run run WHERE parked AND due_at IS NULL AND NOT throttled"
+AWAITS = "runs_toolinvocation call WHERE awaiting IS NOT NULL"
 # A prune deletes all events of runs that ended at least a day ago, the shortest RUN_EVENT_RETENTION_DAYS; the setting
 # may have changed since.
 NOT_PRUNED = f"""(
@@ -102,8 +103,7 @@ RULES: dict[str, Mapping[str, str]] = {
         "the run has ended, but a tool call of it has not": f"""
             runs_run run WHERE status {FINAL} AND EXISTS ({OF_RUN} status NOT {CALL_ENDED})""",
         "the run has ended, but has no finishedAt": f"runs_run WHERE status {FINAL} AND finished_at IS NULL",
-        "the run has a finishedAt, but has not ended": f"""
-            runs_run WHERE status NOT {FINAL} AND finished_at IS NOT NULL""",
+        "the run has a finishedAt, but has not ended": f"runs_run WHERE status NOT {FINAL} AND finished_at IS NOT NULL",
         "a worker owns a run that is not running": "runs_run WHERE status <> 'running' AND worker_id IS NOT NULL",
         "a run waits for room, but is not queued": "runs_run WHERE throttled AND NOT parked AND status <> 'queued'",
         "the run could execute, but no sweep will find it": """
@@ -121,12 +121,10 @@ RULES: dict[str, Mapping[str, str]] = {
             runs_run run WHERE COALESCE(awaiting, '') <> COALESCE((
                 SELECT MIN(awaiting) FROM runs_toolinvocation WHERE run_id = run.id AND awaiting IS NOT NULL
             ), '')""",
-        "the call awaits an outcome, but is not open": """
-            runs_toolinvocation WHERE awaiting IS NOT NULL AND status <> 'DISPATCHING'""",
-        "the call awaits an outcome, but has no expiresAt": """
-            runs_toolinvocation WHERE awaiting IS NOT NULL AND expires_at IS NULL""",
+        "the call awaits an outcome, but is not open": f"{AWAITS} AND status <> 'DISPATCHING'",
+        "the call awaits an outcome, but has no expiresAt": f"{AWAITS} AND expires_at IS NULL",
         "the call awaits an outcome, but has no open hold": f"""
-            runs_toolinvocation call WHERE awaiting IS NOT NULL AND credit_estimate > 0 AND NOT EXISTS (
+            {AWAITS} AND credit_estimate > 0 AND NOT EXISTS (
                 SELECT 1 FROM credits_ledgerentry hold
                 WHERE run_id = call.run_id AND invocation_id = call.id AND {OPEN_HOLD}
             )""",
@@ -273,15 +271,11 @@ def violations(report: Callable[[str, int, int], object] = lambda *step: None, *
 
 def _each(rules: Mapping[str, str]) -> Iterator[str]:
     """A line for each row that breaks a rule."""
-    ago = {
-        # The sweeps should have handled workers and runs that are older than this.
-        "grace": timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS)),
-        "a_day_ago": timedelta(days=1),
-        "kept_since": timedelta(days=settings.WEBHOOK_RETENTION_DAYS),
-    }
-    values: dict[str, Any] = {
-        name: connection.ops.adapt_datetimefield_value(clock.now() - time) for name, time in ago.items()
-    }
+    # The sweeps should have handled workers and runs that are older than this.
+    grace = timedelta(seconds=5 * (settings.RUN_LEASE_SECONDS + settings.RUN_SWEEP_SECONDS))
+    ago = {"grace": grace, "a_day_ago": timedelta(days=1), "kept_since": timedelta(settings.WEBHOOK_RETENTION_DAYS)}
+    adapt = connection.ops.adapt_datetimefield_value
+    values: dict[str, Any] = {name: adapt(clock.now() - time) for name, time in ago.items()}
     for text, statement in rules.items():
         statement = statement.strip()
         if not statement.startswith("SELECT"):

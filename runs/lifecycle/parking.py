@@ -198,9 +198,8 @@ def record_contact(call: ToolInvocation, still: Parked | None) -> None:
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:
     """The call's row, if it has not changed since ``take_contacts``."""
-    return ToolInvocation.objects.filter(
-        pk=call.pk, status=InvocationStatus.DISPATCHING, contact_at=call.contact_at, remote_task=call.remote_task
-    )
+    known = {"contact_at": call.contact_at, "remote_task": call.remote_task}
+    return ToolInvocation.objects.filter(pk=call.pk, status=InvocationStatus.DISPATCHING, **known)
 
 
 @transaction.atomic

@@ -30,10 +30,6 @@ from runs.models import Compaction, InvocationStatus, ModelAttempt, Run, RunMeta
 
 logger = logging.getLogger(__name__)
 
-# The columns of a live run's place and work, as a run that failed or was cancelled has them.
-NOT_LIVE: dict[str, Any] = dict.fromkeys(("blocked", "throttled", "parked", "unrecorded_text"), False)
-NOT_LIVE |= {"awaiting": None, "due_at": None}
-
 
 class ChatChanged(Exception):
     """The chat has changed since it was read; nothing was written."""
@@ -255,7 +251,8 @@ def finish(
         content = streamed_text(run) + delta
         write_content(also, run.assistant_message_id, content)
         happened.append(events.message_completed(run, content))
-    changes |= stop_running(run) | NOT_LIVE | {"finished_at": clock.now()}
+    changes |= dict.fromkeys(("blocked", "throttled", "parked", "unrecorded_text"), False)
+    changes |= stop_running(run) | {"awaiting": None, "due_at": None, "finished_at": clock.now()}
     if failure is None:
         happened.append(events.run_status(run, to))
     else:

@@ -166,10 +166,8 @@ class Plan:
         if not self.own.turns:
             return [self.history.cut]
         last = self.own.turns[-1].index
-        cut = replace(
-            self.history.cut, notes_run_id=self.own.run_id, notes_turn=last - 1, short_turn=last - 1, result_turn=last
-        )
-        return [replace(cut, result_chars=chars) for chars in RESULT_CHARS]
+        cut = replace(self.history.cut, notes_run_id=self.own.run_id, notes_turn=last - 1)
+        return [replace(cut, short_turn=last - 1, result_turn=last, result_chars=chars) for chars in RESULT_CHARS]
 
 
 def plan_of(session: Session, model: ModelDefinition) -> Plan:
