@@ -1,13 +1,12 @@
 """The error envelope ``{"error": {…}}`` for every exception, without a stack trace, SQL or a setting."""
 
 import logging
-from collections.abc import Callable
-from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.http import Http404, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.decorators import decorator_from_middleware_with_args
 from rest_framework import exceptions
 
 from config.database.retry import CONNECTION_ERRORS
@@ -91,28 +90,26 @@ def to_domain_error(error: Exception) -> DomainError:
     return BY_STATUS.get(status, InternalError)(str(error.detail) if isinstance(error, exceptions.ParseError) else None)
 
 
-def answers_errors(failure: str) -> Callable[[Callable[..., HttpResponseBase]], Callable[..., HttpResponseBase]]:
-    """For a view outside of DRF: an exception becomes its envelope, and is logged as ``failure`` if it is our fault."""
-
-    def decorate(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-        @wraps(view)
-        def answer(*args: Any, **kwargs: Any) -> HttpResponseBase:
-            try:
-                return view(*args, **kwargs)
-            except Exception as error:
-                refusal = to_domain_error(error)
-                if refusal.status >= 500:
-                    logger.error(failure, exc_info=error)
-                return response_to(refusal)
-
-        return answer
-
-    return decorate
+def answer_to(error: Exception, failure: str, *about: str) -> HttpResponse:
+    """The envelope of an exception, which is logged as ``failure`` if it is our fault."""
+    refusal = to_domain_error(error)
+    if refusal.status >= 500:
+        logger.error(failure, *about, exc_info=error)
+    return response_to(refusal)
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
     """DRF's EXCEPTION_HANDLER. The answer is JSON, also if the client has asked for another type."""
-    refusal = to_domain_error(error)
-    if refusal.status >= 500:
-        logger.error("%s failed", type(context.get("view")).__name__, exc_info=error)
-    return response_to(refusal)
+    return answer_to(error, "%s failed", type(context.get("view")).__name__)
+
+
+class ErrorMiddleware:
+    def __init__(self, get_response: object, failure: str) -> None:
+        self.failure = failure
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        return answer_to(error, self.failure)
+
+
+# For a view outside of DRF, with the text that the log has of a failure.
+answers_errors = decorator_from_middleware_with_args(ErrorMiddleware)
