@@ -200,30 +200,28 @@ class StrictText(OpenApiSerializerFieldExtension):
 class ServiceSchema(AutoSchema):
     """``view.error_statuses`` (action → statuses) adds what the schema can't see; a negative status removes one."""
 
+    view: Any  # a ServiceViewSet
+
     def get_operation_id(self) -> str:
         """``sessionRunsCancel``: surface, path, action."""
         words = [token.replace("-", "_") for token in self._tokenize_path()]
-        action = getattr(self.view, "action", None) or self.method.lower()
-        if not words or not words[-1].endswith(action):
-            words.append(action)
-        surface = getattr(self.view, "surface", "service")
-        return camel("_".join(["session" if surface == "server" else surface, *words]))
+        if not words[-1].endswith(self.view.action):
+            words.append(self.view.action)
+        return camel("_".join(["session" if self.view.surface == "server" else self.view.surface, *words]))
 
     def get_description(self) -> str:  # type: ignore[override]
         """The action's own docstring; never its class's, which is for readers of the code."""
-        action = getattr(self.view, getattr(self.view, "action", None) or self.method.lower(), None)
-        return inspect.cleandoc(action.__doc__ or "") if inspect.ismethod(action) else ""
+        return inspect.cleandoc(getattr(self.view, self.view.action).__doc__ or "")
 
     def get_tags(self) -> list[str]:
         """The first word of the path, unless the view names another tag."""
         return [self.view.tag] if hasattr(self.view, "tag") else super().get_tags()
 
     def get_override_parameters(self) -> list[Any]:
-        declared = getattr(self.view, "query_parameters", {}).get(getattr(self.view, "action", None), [])
-        return [*declared, *super().get_override_parameters()]
+        return [*self.view.query_parameters.get(self.view.action, []), *super().get_override_parameters()]
 
     def get_auth(self) -> list[dict[str, Any]]:
-        scope = self._required_scope()
+        scope = self.view.required_scope()
         return [{name: [scope] if scope else [] for name in each} for each in super().get_auth()]
 
     def _resolve_path_parameters(self, variables: list[str]) -> list[dict[str, Any]]:
@@ -247,17 +245,11 @@ class ServiceSchema(AutoSchema):
         return responses
 
     def error_statuses(self) -> set[int]:
-        view: Any = self.view
-        body = self.method in BODY_METHODS
-        cases = {403: self._required_scope(), 404: "{" in self.path, 409: self._is_idempotent(), 413: body, 415: body}
+        view, body = self.view, self.method in BODY_METHODS
+        cases = {403: view.required_scope(), 404: "{" in self.path, 409: self._is_idempotent(), 413: body, 415: body}
         declared = view.error_statuses.get(view.action, set())
         found = ALWAYS | {status for status in cases if cases[status]} | declared
         return {status for status in found if status > 0 and -status not in declared}
 
-    def _required_scope(self) -> str:
-        view: Any = self.view
-        return view.required_scope() if hasattr(view, "surface") else ""
-
     def _is_idempotent(self) -> bool:
-        actions = getattr(self.view, "idempotent_actions", ())
-        return self.method == "POST" and getattr(self.view, "action", None) in actions
+        return self.method == "POST" and self.view.action in self.view.idempotent_actions
