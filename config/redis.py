@@ -1,7 +1,5 @@
-"""Clients of the service's Redis, and the behaviour of the service while Redis is not available.
-
-Each client has the service's time-outs (BROKER_TIMEOUT_SECONDS). The package redis is imported with the first client:
-it takes a sixth of the time of a command that needs none.
+"""Clients of the service's Redis, and the behaviour of the service while Redis is not available. The package redis is
+imported with the first client: it takes a sixth of the time of a command that needs none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""All settings. Most are read from environment variables.
+"""All settings, and so all differences between local use and production. Most are read from environment variables.
 
 The `#:` comment above a variable is its description in docs/settings.md, which `make docs` generates. Links in it are
 relative to docs/.
-
-All differences between local use and production are settings. Without ``DATABASE_URL`` and ``REDIS_URL``, the service
-uses SQLite and the embedded broker, with their files in ``VAR_DIR``.
 """
 
 import hashlib
@@ -95,8 +92,8 @@ _options: dict[str, Any] = {
     "server_side_binding": True,
     "prepare_threshold": None if _pgbouncer else 5,
 }
-# PostgreSQL ends a transaction that is idle so long: that of a suspended process or a lost machine would keep its locks
-# for hours, and its runs with them. PgBouncer does not forward the options: there, set them for the role.
+# PostgreSQL ends a transaction that is idle so long: that of a suspended process would keep its locks for hours.
+# PgBouncer does not forward the options: there, set them for the role.
 DATABASE_IDLE_TRANSACTION_SECONDS = 10
 _limits: dict[str, float] = {"idle_in_transaction_session_timeout": DATABASE_IDLE_TRANSACTION_SECONDS}
 if DATABASE_LIMITS_APPLY:
@@ -314,8 +311,7 @@ ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "e
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL or f"redis+socket://{BROKER_SOCKET}"
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # Longer than the countdown of a webhook retry (at most 600 s). The broker keeps no other fetched messages. A
-    # second delivery of a message has no effect.
+    # Longer than the countdown of a webhook retry (at most 600 s). The broker keeps no other fetched messages.
     "visibility_timeout": 3600,
     "socket_timeout": BROKER_TIMEOUT_SECONDS,
     "socket_connect_timeout": BROKER_TIMEOUT_SECONDS,

@@ -1,7 +1,5 @@
 """``GET /metrics`` for Prometheus: the metrics of all processes, and the present state of the database and the broker.
-
-Every web process gives the same answer, so Prometheus scrapes the service's own address. Values from the database are
-counted from indexes of live rows, and kept for METRICS_CACHE_SECONDS.
+Every web process gives the same answer, so Prometheus scrapes the service's own address.
 """
 
 import logging

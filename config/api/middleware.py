@@ -138,9 +138,7 @@ class PageLimitMiddleware(Middleware):
 
 
 class ApiErrorMiddleware(Middleware):
-    """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged.
-    Answers there and to uploads have the headers of the limit.
-    """
+    """Replaces error pages under /api by the envelope, charges what no view has charged, sets the limit's headers."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)

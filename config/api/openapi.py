@@ -1,11 +1,9 @@
-"""The OpenAPI document: what drf-spectacular can't read from a view, of one operation and of the document as a whole.
+"""The OpenAPI document: what drf-spectacular can't read from a view. The rest is in each app's ``openapi.yaml``.
 
-Each app describes its operations and shapes in its ``openapi.yaml``. ``tags``: descriptions by name. ``operations``: by
-method and path within a surface, for both surfaces: a summary, a description (default: the view's), examples of the
-bodies ``sent`` and ``answered``, and, if no serializer has them, their schemas ``takes`` and ``gives``. ``components``:
-descriptions of schemas by name. ``fields``: descriptions of fields that mean the same in all schemas. ``errors``:
-examples of error codes, by class and arguments. ``headers`` and ``schemas`` are components, ``credentials`` security
-schemes, ``paths`` operations of views that are no viewsets. Only texts for all operations are in this module.
+``operations``: by method and path within a surface: summary, description (default: the view's), examples of the bodies
+``sent`` and ``answered``, and, if no serializer has them, their schemas ``takes`` and ``gives``. ``paths``: operations
+of other views. ``tags``, ``components`` (schemas) and ``fields`` (that mean the same in all schemas): descriptions by
+name. ``errors``: examples, by class and arguments. ``headers`` and ``schemas``: components. ``credentials``: schemes.
 """
 
 import inspect

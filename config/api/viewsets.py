@@ -38,11 +38,9 @@ def find(rows: QuerySet, key: str) -> Any:
 
 
 class ServiceViewSet(IdempotencyMixin, GenericViewSet):
-    """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404.
-
-    ``surface`` is "session" (``/api/v1``, session tokens), "public" (``/api/public/v1``, API keys) or "server"
-    (``/api/v1`` with a server key: the caller is the app's backend, not a user, and needs one scope for the whole
-    route). A viewset of several surfaces gets it from its route: ``as_view(…, surface=surface)``.
+    """``queryset_for`` gives the caller's own rows, so a forgotten check is a 404. ``surface`` is "session" (/api/v1,
+    session tokens), "public" (/api/public/v1, API keys) or "server" (/api/v1 with a server key of the app's backend,
+    with one scope for the whole route). A viewset of several surfaces gets it from its route.
     """
 
     surface = "session"

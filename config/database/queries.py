@@ -1,7 +1,5 @@
-"""Queries whose SQL is compiled once, for the few statements that every request and every run makes.
-
-Django compiles a queryset at each evaluation, which takes longer than a read by primary key in PostgreSQL. A query
-belongs here only if ``benchmarks/queries.py`` shows what it saves (docs/decisions/0008).
+"""Queries whose SQL is compiled once, while Django compiles a queryset at each evaluation: for the few statements that
+every request makes, if ``benchmarks/queries.py`` shows what that saves (docs/decisions/0008).
 """
 
 import re
@@ -87,10 +85,8 @@ def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
 
 def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
     """The rows of a query, which is prepared. In a query that is written as SQL, each column must be cast to a type
-    that no migration changes.
-
-    Outside of a transaction, a read may be repeated safely: it replaces a lost connection once. It does so instead of
-    Django's check of the connection's health, and saves the round trip of that check.
+    that no migration changes. Outside of a transaction, a read replaces a lost connection once, which saves the round
+    trip of Django's check of the connection.
     """
     # Looked up once: each attribute of django.db.connection looks up the thread's connection.
     database: Any = connections[DEFAULT_DB_ALIAS]

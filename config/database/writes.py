@@ -1,7 +1,5 @@
-"""Plain INSERTs and UPDATEs whose SQL is compiled once, and groups of them as one statement.
-
-The number of statements decides what a transaction costs and how long it holds its locks, so PostgreSQL executes a
-whole group as one. SQLite, which needs no round trip, executes them one by one.
+"""Plain INSERTs and UPDATEs whose SQL is compiled once. PostgreSQL executes a group of them as one statement, because
+the number of statements decides how long a transaction holds its locks; SQLite executes them one by one.
 """
 
 import re

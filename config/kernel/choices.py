@@ -6,10 +6,8 @@ from django.db import models
 
 
 class StatusChoices(models.TextChoices):
-    """A member is ``NAME = value, tone, final`` or ``NAME = value, tone, final, label``.
-
-    ``tone`` is the colour of the status in the admin: default, info, success, warning or danger. The status of a row
-    never changes after a ``final`` status.
+    """A member is ``NAME = value, tone, final`` or ``NAME = value, tone, final, label``. ``tone`` is its colour in the
+    admin: default, info, success, warning or danger. A row's status never changes after a ``final`` one.
     """
 
     tone: str

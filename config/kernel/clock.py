@@ -1,7 +1,5 @@
-"""The service's only clock: the clock of the database server.
-
-Processes on many machines compare times, and a machine's clock may be wrong. So each process reads the database's time
-at intervals and adds its own steady clock. No other module reads the wall clock for a stored time.
+"""The service's only clock for stored times: that of the database server, because the clocks of machines may differ.
+Each process reads the database's time at intervals and adds its own steady clock.
 """
 
 import asyncio

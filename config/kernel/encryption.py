@@ -54,9 +54,8 @@ def require_readable(*secrets: str | None) -> None:
 
 
 class EncryptedField(models.TextField):
-    """Plain text in Python and ciphertext in the database. Queries cannot filter by this field.
-
-    ``lost`` is the value if no key decrypts it. It must not be saved: an operator may put the key back.
+    """Plain text in Python and ciphertext in the database, by which no query can filter. ``lost`` is the value if no
+    key decrypts it. It must not be saved: an operator may put the key back.
     """
 
     def __init__(self, *args: Any, lost: Any = LOST, **kwargs: Any) -> None:

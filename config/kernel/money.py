@@ -1,7 +1,5 @@
-"""Credits: conversion between micro-credits and the amounts that clients and people see, and prices.
-
-The service calculates with integer micro-credits (1 credit = 1,000,000 micro-credits). Amounts enter and leave it as
-decimal text or exact JSON numbers, never as floats. An amount fits a signed 64-bit integer.
+"""Credits: the service calculates with integer micro-credits (1 credit = 1,000,000 micro-credits), which fit a signed
+64-bit integer. Amounts enter and leave it as decimal text or exact JSON numbers, never as floats.
 """
 
 from decimal import ROUND_HALF_UP, Decimal
@@ -28,11 +26,9 @@ def to_number(micro: int) -> int | Decimal:
 
 
 def parse(value: object, *, minimum: int | None = None, field: str = "amount") -> int:
-    """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits.
-
-    Raises ValueError with a message for people if the value is not a finite decimal, has more than 6 decimals, is out
-    of range or is below ``minimum`` (in micro-credits). A float is not accepted, nor are text with an exponent, a plus
-    sign or the digits of other scripts.
+    """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits. Raises ValueError with a message for people,
+    also for a float, for an amount below ``minimum`` (in micro-credits), and for text with an exponent, a plus sign or
+    the digits of other scripts.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise ValueError(f"{field} must be a number.")

@@ -1,12 +1,8 @@
 """``make run``: all processes of the service on one machine, in the foreground, with their state in ``VAR_DIR``.
 
-honcho starts the processes, prefixes their output, and ends all of them after Ctrl-C, after SIGTERM, or when one of
-them ends by itself. Production uses the Procfile and a supervisor. This module adds:
-
-- the restart of a process that was killed, as a supervisor would do it;
-- the lock, the check of the port, the migrations, the catalogue file, the first administrator and the greeting;
-- the embedded broker, which must end after the processes that use it (honcho ends all processes at the same time);
-- the end of all processes when this process is killed or when ``make`` ends.
+honcho starts them, prefixes their output, and ends all at the same time, after Ctrl-C, SIGTERM, or the end of one. This
+module prepares the database, starts killed processes again, ends all when it is killed or ``make`` ends, and runs the
+embedded broker, which must end after the processes that use it.
 """
 
 import contextlib

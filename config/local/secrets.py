@@ -1,7 +1,5 @@
-"""Generated secrets for local use: one file per secret in ``VAR_DIR``, with mode 0600.
-
-In production, environment variables set the secrets. ``manage.py check --deploy`` names each missing variable.
-cryptography, which takes 7 MiB, is imported only to generate one.
+"""Generated secrets for local use: one file per secret in ``VAR_DIR``, with mode 0600. In production, environment
+variables set them. cryptography, which takes 7 MiB, is imported only to generate one.
 """
 
 import contextlib

@@ -159,10 +159,8 @@ _lock = threading.Lock()
 
 
 def _look_up(host: str, port: int, owner: str) -> Future[list[Target]]:
-    """Start a look-up on a thread, or join the running look-up of the same host and port.
-
-    The system's resolver has no time-out that a caller can set. Therefore each look-up has its own thread, and callers
-    wait for it with their own limit. Look-ups that do not end use up their owner's share only.
+    """Start a look-up on a thread of its own, or join the running one of the same host and port. The system's resolver
+    has no time-out, so callers wait with their own limit. Look-ups that do not end use up their owner's share only.
     """
     answer: Future[list[Target]] = Future()
     answer.set_running_or_notify_cancel()  # one waiting caller cannot cancel it for the others

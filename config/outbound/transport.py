@@ -79,9 +79,8 @@ class Exchange:
         reuse: bool = False,
         owner: str = "",
     ) -> aiohttp.ClientResponse:
-        """Send the request, and wait for the head of its answer. With ``reuse``, later requests to the same host and
-        port may use the connection for ``IDLE_SECONDS``. Raises AddressRefused, ValueError (the URL is not valid),
-        RequestTimedOut, RequestFailed.
+        """Send the request, and wait for the head of its answer. With ``reuse``, others to the same server may use the
+        connection for IDLE_SECONDS. Raises AddressRefused, ValueError (the URL), RequestTimedOut, RequestFailed.
         """
         parsed = addresses.parse(url, https_only)
         host = addresses.host_of(parsed)
@@ -159,9 +158,7 @@ class Exchange:
 
 
 class CountedSocket(socket.socket):
-    """Reads at most READ_BYTES at once. Each byte that is read costs one of ``left``; each byte of content earns two:
-    itself, and one of its framing.
-    """
+    """Each byte that is read costs one of ``left``; each byte of content earns two: itself, and one of its framing."""
 
     left = SPARE_BYTES
     exchange: Exchange | None = None  # the one that uses it now

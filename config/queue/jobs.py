@@ -29,9 +29,8 @@ _left_out: dict[tuple[str, Hashable], float] = {}  # (job, key) of rows that fai
 
 
 def run(job: str, work: Callable[[], int]) -> int:
-    """Run the job, which has this name in JOBS of the settings, and record its metrics. Returns the number of rows that
-    ``work`` processed. Raises its exceptions, unless the database is not available: then the next run continues, and
-    the log has one line for the whole outage.
+    """Run the job of JOBS and record its metrics. Returns the number of rows that ``work`` processed. Raises its
+    exceptions, unless the database is not available: the log has one line for the whole outage.
     """
     for counter in (failures, rows_failed):
         counter.labels(job)  # as 0: Prometheus sees no increase in the first value of a series
@@ -50,10 +49,8 @@ def run(job: str, work: Callable[[], int]) -> int:
 
 
 def each(job: str, keys: Iterable[K], work: Callable[[K], R], seconds: float = math.inf) -> Iterator[R]:
-    """The results of ``work(key)``, which processes one row. Ends when the worker stops, or after ``seconds``.
-
-    A row that raises does not end the job: it is logged with its key, counted, and left out for
-    HOUSEKEEPING_RETRY_SECONDS. Raises one of CONNECTION_ERRORS if the database is not available.
+    """The results of ``work(key)``, which processes one row. Ends when the worker stops, or after ``seconds``. A row
+    that raises is logged, counted and left out for HOUSEKEEPING_RETRY_SECONDS; only CONNECTION_ERRORS end the job.
     """
     return each_batch(job, keys, lambda batch: [work(batch[0])], 1, seconds)
 

@@ -1,7 +1,5 @@
-"""The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010).
-
-A nudge is a task message that tells a worker to look at some ids now. It has no other data. A lost one only delays
-work, because a sweep finds all due work.
+"""The threads that send nudges, wake-ups and metrics, so that no caller waits for Redis (docs/decisions/0010). A nudge
+is a task message with ids at which a worker is to look now. A lost one only delays work, which a sweep finds.
 """
 
 import atexit
@@ -40,10 +38,8 @@ WAKE_SECONDS, IDLE_WAKE_SECONDS = 0.01, 0.1
 
 class Source:
     """One kind of message, and the thread that calls ``send`` with its items in the order of ``put``. An idle source
-    sends its first item at once, and the items of the interval after it together.
-
-    ``failed`` gets an exception of ``send``. Items are then dropped for PAUSE_SECONDS, so that a server that does not
-    respond causes few time-outs. Therefore items must be of a kind that may be lost.
+    sends its first item at once, and the items of the interval after it together. After an exception, which ``failed``
+    gets, items are dropped for PAUSE_SECONDS, so that a server that does not respond causes few time-outs.
     """
 
     def __init__(

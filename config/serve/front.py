@@ -1,6 +1,5 @@
-"""The ASGI application: bodies are read, and answers and streams are sent, on the event loop. Django makes the answers,
-through WSGI on a bounded number of threads, once a request has arrived as a whole. So a client that sends or reads
-slowly occupies memory, which is limited, and no thread.
+"""The ASGI application: it reads bodies and sends answers on the event loop. Django makes the answers, through WSGI on
+a bounded number of threads. So a client that sends or reads slowly occupies memory, which is limited, and no thread.
 """
 
 import asyncio

@@ -47,9 +47,8 @@ class ReadOnly:
 
 
 class StaffAdmin(ModelAdmin):
-    """A list in the order of creation, newest first, by the index of the ids. Searches only use indexed columns. Only
-    the fields of ``list_filter`` and ``url_lookups`` can be filters: others would let staff guess hidden values letter
-    by letter.
+    """A list, newest first, by the index of the ids. Searches only use indexed columns. Only the fields of
+    ``list_filter`` and ``url_lookups`` can be filters: others would let staff guess hidden values letter by letter.
     """
 
     ordering: ClassVar[Any] = ("-pk",)

@@ -1,7 +1,5 @@
-"""Log lines with the ids of their request, run and task: JSON in production, plain text locally.
-
-The headers of Celery messages pass a request's id to its tasks. A line must not have user content or secrets, so the
-formatters write only the fields below, and of an exception, whose message quotes input, types and code locations.
+"""Log lines with the ids of their request, run and task: JSON in production, plain text locally. A line must not have
+user content or secrets, so of an exception, whose message quotes input, it has only types and code locations.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""Metrics of this process, and their way to the metrics page (docs/decisions/0004).
-
-A thread of each process (``config.queue.publisher``) writes the text of its registry to Redis, so counting does not use
-the network, and ``config.api.metrics_page`` joins the texts. Clients must not be able to extend the values of a label.
+"""Metrics of this process. Counting does not use the network: a thread (``config.queue.publisher``) writes their text
+to Redis, and ``config.api.metrics_page`` joins the texts of all processes (docs/decisions/0004). Clients must not be
+able to extend the values of a label.
 """
 
 import logging

@@ -1,7 +1,5 @@
-"""OpenTelemetry traces: a request, the task that it starts, and the model and tool calls of the run.
-
-The SDK is imported only with OTEL_EXPORTER_OTLP_ENDPOINT. Without it, ``span`` does nothing. A span must contain only
-ids, names and statuses, no user content.
+"""OpenTelemetry traces: a request, the task that it starts, and the model and tool calls of the run. A span has only
+ids, names and statuses, no user content. Without OTEL_EXPORTER_OTLP_ENDPOINT, ``span`` does nothing.
 """
 
 import os

@@ -42,10 +42,8 @@ class Connection(psycopg.Connection[Any]):
 
 
 class Cursor(base.ServerBindingCursor):
-    """Prepares only statements that are declared ``stable``: the types of their result never change.
-
-    PostgreSQL makes a new plan for a prepared statement when a migration changes a table. But if the types of the
-    result change, it refuses the statement on each connection that has prepared it.
+    """Prepares only statements that are declared ``stable``: if a migration changes the types of a result, PostgreSQL
+    refuses the statement on each connection that has prepared it. Other changes only cause a new plan.
     """
 
     stable = False
