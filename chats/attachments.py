@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -33,6 +33,7 @@ ATTACHMENTS_PER_MESSAGE_MAX = 10
 # The most uploads and downloads of one user that a web process handles at the same time; one more gets 429.
 ATTACHMENT_TRANSFERS_PER_USER = 10
 SWEEP_BATCH = 200
+FILES_BATCH = 50
 # The delay before a failed removal of files is repeated.
 REMOVE_AGAIN = timedelta(hours=1)
 _KEY = take_key(Attachment)
@@ -268,7 +269,39 @@ def _expire_due(attachment_ids: Sequence[str]) -> None:
     due.change(_KEY, status=AttachmentStatus.EXPIRED)
 
 
-def expire_unused(attachment_id: str) -> None:
-    """READY → EXPIRED, unless a message uses it."""
-    unused = Attachment.objects.filter(pk=attachment_id, status=AttachmentStatus.READY, message=None)
+def cutoff(days: int) -> datetime:
+    """The time before which something must have become unreachable to be purged. An object storage accepts uploads to
+    an attachment until its upload address lapses, so until then a deleted file could come back.
+    """
+    lapsed = timedelta(seconds=ATTACHMENT_EXPIRY_SECONDS if files.takes_uploads() else 0)
+    return clock.now() - max(timedelta(days=days), lapsed)
+
+
+def purge_attachments() -> int:
+    """Delete attachments that no message has used within ATTACHMENT_UNUSED_DAYS. Returns the number of deleted rows."""
+    unused = Attachment.objects.filter(message=None, created_at__lt=cutoff(settings.ATTACHMENT_UNUSED_DAYS))
+    return sum(jobs.each("purge-attachments", batches.in_order(unused, "created_at", FILES_BATCH), _purge_unused))
+
+
+def _purge_unused(attachment_id: str) -> int:
+    row = Attachment.objects.filter(pk=attachment_id)
+    # READY → EXPIRED: no message can use it while its files are removed.
+    unused = row.filter(status=AttachmentStatus.READY, message=None)
     unused.change(_KEY, status=AttachmentStatus.EXPIRED, expires_at=clock.now())
+    return delete_with_files(row.filter(status=AttachmentStatus.EXPIRED))
+
+
+def purge_uploads(user_id: int) -> int:
+    """Delete the user's attachments that no message uses. Returns their number. Raises Unavailable."""
+    unused = Attachment.objects.filter(message=None, user=user_id).order_by("pk")
+    return batches.in_batches(lambda: delete_with_files(unused))
+
+
+def delete_with_files(rows: QuerySet[Attachment]) -> int:
+    """Delete a batch of attachments. Returns how many this process has deleted. The files go first: after a failure,
+    the rows lead to those that are left. Raises Unavailable.
+    """
+    batch = list(rows.values_list("pk", flat=True)[:FILES_BATCH])
+    for attachment_id in batch:
+        files.remove_all(attachment_id)
+    return batches.delete_rows(Attachment, "id", batch)

@@ -1,24 +1,32 @@
 """Operations on chats and messages. Runs build on this module; here a run is a plain id."""
 
+import logging
 import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Prefetch, QuerySet
 from django.dispatch import Signal
 
+from chats import attachments
 from chats.models import CLIENT_ID_MAX_CHARS, Attachment, Chat, Message
+from config.database import batches
 from config.database.writes import Writes
 from config.kernel import clock
-from config.kernel.errors import Conflict, NotFound
+from config.kernel.errors import Conflict, NotFound, Unavailable
+from config.queue import jobs
+
+logger = logging.getLogger(__name__)
 
 # Printable ASCII.
 CLIENT_ID = re.compile(rf"[ -~]{{1,{CLIENT_ID_MAX_CHARS}}}")
 TITLE_FROM_MESSAGE_CHARS = 80
 # Above this number of chats, reading all chats of the user is faster than looking up each.
 TITLES_BY_ID_MOST = 200
+CHATS_BATCH = 100
 
 # Sent in the transaction that deletes the chat, so receivers change their rows with it. Argument: chat_id.
 chat_deleted = Signal()
@@ -107,3 +115,28 @@ def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
     if len(wanted) <= TITLES_BY_ID_MOST:
         chats = chats.filter(pk__in=wanted)
     return dict(chats.values_list("pk", "title"))
+
+
+def purge_chats() -> int:
+    """Purge the chats that were deleted more than CHAT_RETENTION_DAYS ago. Returns their number."""
+    due = Chat.objects.filter(deleted_at__lt=attachments.cutoff(settings.CHAT_RETENTION_DAYS))
+    return sum(jobs.each("purge-chats", batches.in_order(due, "deleted_at", CHATS_BATCH), purge_chat))
+
+
+def purge_chat(chat_id: str) -> bool:
+    """Delete a deleted chat with its content; ledger rows stay. Returns False if a part is left for the next purge.
+    May be interrupted, repeated, and run by several processes at once.
+    """
+    attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
+    try:
+        while not batches.stopping.is_set() and attached.exists():
+            attachments.delete_with_files(attached)
+        answers = [left for _, left in chat_purged.send(Chat, chat_id=chat_id)]
+    except Unavailable:
+        logger.warning("chat %s is not purged yet: its files were not removed", chat_id)
+        return False
+    messages = Message.objects.filter(chat=chat_id)
+    batches.in_batches(lambda: batches.delete_batch(messages))
+    if any(answers) or messages.exists():
+        return False
+    return bool(batches.delete_batch(Chat.objects.filter(pk=chat_id)))

@@ -333,8 +333,8 @@ JOBS: dict[str, tuple[str, str, float]] = {
     "prune-idempotency": ("api.prune_idempotency", "config.api.idempotency.prune", 3600.0),
     "prune-sessions": ("api.prune_sessions", "config.tasks.prune_sessions", 3600.0),
     "expire-attachments": ("chats.expire_attachments", "chats.attachments.expire_attachments", 300.0),
-    "purge-chats": ("chats.purge", "chats.purge.purge_chats", 3600.0),
-    "purge-attachments": ("chats.purge_attachments", "chats.purge.purge_attachments", 3600.0),
+    "purge-chats": ("chats.purge", "chats.services.purge_chats", 3600.0),
+    "purge-attachments": ("chats.purge_attachments", "chats.attachments.purge_attachments", 3600.0),
     "expire-grants": ("credits.expire_grants", "credits.grants.expire_all", CREDIT_EXPIRY_SWEEP_SECONDS),
     "sweep-low-credits": ("credits.report_low", "credits.ledger.report_low", 5.0),
 }

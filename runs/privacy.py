@@ -19,9 +19,9 @@ from django.core.files.storage import default_storage
 from django.db import transaction
 from django.db.models import Model, QuerySet
 
-from chats import files, purge
+from chats import attachments, files
 from chats.models import Chat
-from chats.services import chats_of, delete_chat
+from chats.services import chats_of, delete_chat, purge_chat
 from config.api.models import ErasedSubject
 from config.kernel import clock
 from config.kernel.errors import Conflict
@@ -174,7 +174,7 @@ def erase(user: Any, reason: str, report: Report, staff: Any = None) -> str:
         _end_runs(user, report)
         _hide_in_log(user)
         _remove_chats(user, report)
-        purge.purge_uploads(user.pk)
+        attachments.purge_uploads(user.pk)
         _remove(Delivery.objects.filter(user=user), remove_deliveries)
         for rows in of_installation(user, report):
             _remove(rows, remove_deliveries)
@@ -233,7 +233,7 @@ def _remove_chats(user: Any, report: Report) -> None:
             # By its run, the delivery to the installation endpoint is found. Afterwards the run is gone.
             deliveries = Delivery.objects.filter(run_id__in=Run.objects.filter(chat=chat_id).values("pk"))
             _remove(deliveries, remove_deliveries)
-            removed += purge.purge_chat(chat_id)
+            removed += purge_chat(chat_id)
             report("chats removed", removed, total)
         return removed
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from chats import attachments, purge
+from chats import attachments
+from chats import services as chat_services
 from chats.models import Attachment
 from config.api.models import IdempotencyRecord
 from config.kernel import clock
@@ -209,10 +210,10 @@ def test_attachments_of_a_deleted_chat_count_until_they_are_purged(session, user
     message = factories.MessageFactory(chat__user=user)
     factories.AttachmentFactory(user=user, message=message, size_bytes=100)
     assert session.delete(f"/api/v1/chats/{message.chat_id}").status_code == 204
-    assert purge.purge_chats() == 0
+    assert chat_services.purge_chats() == 0
     assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
     settings.CHAT_RETENTION_DAYS = 0
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
     assert announce(session, sizeBytes=100).status_code == 201
 
 
@@ -231,18 +232,18 @@ def test_a_purge_that_stops_midway_frees_nothing_that_is_stored(session, user, s
     def crash(*args: Any) -> int:
         raise SystemExit
 
-    monkeypatch.setattr(purge.batches, "delete_rows", crash)  # after the bytes, before the rows
+    monkeypatch.setattr(attachments.batches, "delete_rows", crash)  # after the bytes, before the rows
     with pytest.raises(SystemExit):
-        purge.purge_chats()
+        chat_services.purge_chats()
     assert stored() == []
     assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
     monkeypatch.undo()
-    monkeypatch.setattr(purge.files, "remove_all", crash)  # before the bytes
+    monkeypatch.setattr(attachments.files, "remove_all", crash)  # before the bytes
     with pytest.raises(SystemExit):
-        purge.purge_chats()
+        chat_services.purge_chats()
     assert code(announce(session, sizeBytes=1)) == (409, "CONFLICT")
     monkeypatch.undo()
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
     assert announce(session, sizeBytes=24).status_code == 201
 
 

@@ -12,7 +12,8 @@ from django.core.files.storage import default_storage
 from django.core.files.storage.handler import StorageHandler
 from django.test import Client, override_settings
 
-from chats import attachments, purge
+from chats import attachments
+from chats import services as chat_services
 from chats.models import Attachment, Chat
 from config.kernel import clock
 from runs.fronts.ai_sdk.views import attached
@@ -172,7 +173,7 @@ def test_an_upload_after_the_expiry_is_removed_with_its_row(session, bucket, set
     assert attachments.expire_attachments() == 1
     put(late, b"Hello")
     assert contents(bucket) == [b"Hello"]
-    assert purge.purge_attachments() == 1
+    assert attachments.purge_attachments() == 1
     assert contents(bucket) == []
 
 
@@ -185,10 +186,10 @@ def test_files_are_not_purged_while_their_upload_address_is_valid(session, user,
     message = factories.MessageFactory(chat__user=user)
     Attachment.objects.update(message=message)
     session.delete(f"/api/v1/chats/{message.chat_id}")
-    assert purge.purge_chats() == 0
+    assert chat_services.purge_chats() == 0
     put(answer, b"Hello")
     Chat.objects.update(deleted_at=clock.now() - timedelta(hours=1, seconds=1))
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
     assert contents(bucket) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from chats import purge
+from chats import services as chat_services
 from chats.models import Attachment, Message
 from config.kernel import clock
 from config.kernel.ids import new_id
@@ -129,7 +129,7 @@ def test_a_purge_removes_the_file_that_messages_share(bench: Bench, storage):
     bench.wait(post(bench, first["chatId"], replaces=first["id"])[1])
     assert (Attachment.objects.count(), len(stored())) == (2, 1)
     bench.client.delete(f"/api/v1/chats/{first['chatId']}")
-    assert purge.purge_chat(first["chatId"])
+    assert chat_services.purge_chat(first["chatId"])
     assert (Attachment.objects.count(), Run.objects.count(), stored()) == (0, 0, [])
 
 

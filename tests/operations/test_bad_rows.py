@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from django.db import OperationalError
 
-from chats import attachments, purge
+from chats import attachments
+from chats import services as chat_services
 from chats.models import Attachment, AttachmentStatus, Chat
 from config.database import batches
 from config.kernel import clock
@@ -230,14 +231,14 @@ def test_low_balances_are_reported_after_an_account_that_fails(monkeypatch, coun
 def test_chats_are_purged_after_one_that_fails(user, monkeypatch, counted):
     first, second = (factories.ChatFactory(user=user, deleted_at=ago(days=age)) for age in (32, 31))
     call = factories.ToolInvocationFactory(run__chat=first, name="create_file")
-    monkeypatch.setattr(purge, "CHATS_BATCH", 1)
+    monkeypatch.setattr(chat_services, "CHATS_BATCH", 1)
     remove_all = files.remove_all
     monkeypatch.setattr(files, "remove_all", refuse({call.pk}, remove_all))
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
     assert list(Chat.objects.all()) == [first]
     assert counted == ["purge-chats"]
     monkeypatch.setattr(files, "remove_all", remove_all)
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
 
 
 def test_attachments_expire_after_one_that_fails(monkeypatch, counted):
@@ -265,11 +266,6 @@ def test_deleted_endpoints_are_pruned_although_deliveries_are_not(monkeypatch):
 def test_unused_attachments_are_deleted_although_others_do_not_expire(user, monkeypatch):
     factories.AttachmentFactory(user=user, created_at=ago(days=31), status=AttachmentStatus.EXPIRED, stored_name="")
     kept = factories.AttachmentFactory(user=user, created_at=ago(days=31), content=b"kept")
-
-    def broken(attachment_id: str) -> None:
-        if attachment_id == kept.pk:
-            raise RuntimeError
-
-    monkeypatch.setattr(purge.attachments, "expire_unused", broken)
-    assert purge.purge_attachments() == 1
+    monkeypatch.setattr(attachments.files, "remove_all", refuse({kept.pk}, attachments.files.remove_all))
+    assert attachments.purge_attachments() == 1
     assert Attachment.objects.get() == kept

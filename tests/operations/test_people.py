@@ -24,7 +24,7 @@ from django.db import connection
 from django.db.models import Q
 
 from apikeys.models import ApiKey
-from chats import purge
+from chats import attachments
 from config.api import session_tokens
 from config.api.models import ErasedSubject
 from config.kernel import clock
@@ -255,7 +255,7 @@ def test_storage_that_is_away_leaves_the_name_for_a_repetition(planted, monkeypa
         raise Unavailable
 
     with monkeypatch.context() as patch:
-        patch.setattr(purge.files, "remove_all", away)
+        patch.setattr(attachments.files, "remove_all", away)
         with pytest.raises(CommandError, match="Repeat the command"):
             erase(ada)
     ada.refresh_from_db()

@@ -16,7 +16,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apikeys.models import ApiKey
-from chats import purge
+from chats import attachments
+from chats import services as chat_services
 from chats.models import Attachment, Chat, Message
 from config import celery
 from config.api import idempotency
@@ -110,7 +111,7 @@ def test_a_deleted_chat_is_purged_except_its_ledger_entries(session, user, store
     assert [entry["chatTitle"] for entry in before] == [WORDS]
     assert len(stored()) == 3
     rows = list(LedgerEntry.objects.order_by("pk").values())
-    assert purge.purge_chats() == 1
+    assert chat_services.purge_chats() == 1
     assert {model.__name__: model._base_manager.count() for model in HELD} == dict.fromkeys(
         (model.__name__ for model in HELD), 0
     )
@@ -119,14 +120,14 @@ def test_a_deleted_chat_is_purged_except_its_ledger_entries(session, user, store
     after = session.get("/api/v1/me/credits/usage-entries-by-chat").json()["entries"]
     assert [(entry["chatId"], entry["chatTitle"], entry["amount"]) for entry in after] == [(chat.pk, None, "1")]
     assert session.get(f"/api/v1/me/credits/ledger/chat/{chat.pk}").status_code == 200
-    assert purge.purge_chats() == 0
+    assert chat_services.purge_chats() == 0
 
 
 def test_no_other_chat_is_touched(user, stored):
     for deleted_at in (None, ago(days=29, hours=23)):
         full_chat(user, deleted_at=deleted_at)
     counts = {model: model._base_manager.count() for model in HELD}
-    assert purge.purge_chats() == 0
+    assert chat_services.purge_chats() == 0
     assert {model: model._base_manager.count() for model in HELD} == counts
     assert len(stored()) == 6
 
@@ -135,7 +136,7 @@ def test_files_of_calls_are_found_after_a_key_change(user, stored, settings):
     """Also the file of a call whose worker died before it recorded the address."""
     full_chat(user, deleted_at=ago(days=31))
     settings.SECRET_KEY = "another" * 10
-    purge.purge_chats()
+    chat_services.purge_chats()
     assert stored() == []
 
 
@@ -147,7 +148,7 @@ def test_only_files_of_the_call_itself_are_removed(user, stored):
     ToolInvocation.objects.filter(run__chat=mine, name="create_file").update(
         node_type="http", result_urls=other.result_urls
     )
-    purge.purge_chats()
+    chat_services.purge_chats()
     (left,) = [name for name in stored() if name.endswith("said.txt")]
     assert other.pk in left
 
@@ -156,16 +157,16 @@ def test_a_storage_failure_delays_only_that_chat(user, stored, monkeypatch):
     first = full_chat(user, deleted_at=ago(days=40))
     full_chat(user, deleted_at=ago(days=35))
     stuck = Attachment.objects.get(message__chat=first).pk
-    remove_all = purge.files.remove_all
+    remove_all = attachments.files.remove_all
 
     def away(attachment_id: str) -> None:
         if attachment_id == stuck:
             raise Unavailable
         remove_all(attachment_id)
 
-    monkeypatch.setattr(purge.files, "remove_all", away)
-    monkeypatch.setattr(purge, "CHATS_BATCH", 1)
-    assert purge.purge_chats() == 1
+    monkeypatch.setattr(attachments.files, "remove_all", away)
+    monkeypatch.setattr(chat_services, "CHATS_BATCH", 1)
+    assert chat_services.purge_chats() == 1
     assert list(Chat.objects.all()) == [first]
     assert Run.objects.get().chat_id == first.pk
     monkeypatch.undo()
@@ -173,7 +174,7 @@ def test_a_storage_failure_delays_only_that_chat(user, stored, monkeypatch):
 
 def test_a_chat_with_a_live_run_is_not_purged(user, stored):
     chat = full_chat(user, deleted_at=ago(days=31), status="running")
-    assert purge.purge_chats() == 0
+    assert chat_services.purge_chats() == 0
     assert Run.objects.filter(chat=chat).exists()
     assert Message.objects.count() == 0  # nobody can read the messages of a deleted chat
 
@@ -183,7 +184,7 @@ def test_a_purge_ends_early_when_the_worker_stops(user, stored):
         full_chat(user, deleted_at=ago(days=31))
     batches.stopping.set()
     try:
-        assert purge.purge_chats() == 0
+        assert chat_services.purge_chats() == 0
     finally:
         batches.stopping.clear()
     assert Chat.objects.count() == 2
@@ -225,7 +226,7 @@ def test_old_unused_attachments_are_removed(user, stored):
     factories.AttachmentFactory(user=user, created_at=ago(days=29))
     factories.AttachmentFactory(user=user, created_at=old, status="EXPIRED", stored_name="")
     default_storage.save(f"attachments/{unused.pk}/file", ContentFile(b"left"))
-    assert purge.purge_attachments() == 2
+    assert attachments.purge_attachments() == 2
     assert not any(unused.pk in name for name in stored())
     assert Attachment.objects.count() == 2
 
