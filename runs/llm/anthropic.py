@@ -102,26 +102,21 @@ class AnthropicModel(HttpModel):
         return {"x-api-key": self.server.api_key}
 
     @staticmethod
-    def body(request: ModelRequest) -> dict[str, Any]:
-        model = request.model
+    def fields(request: ModelRequest) -> dict[str, Any]:
+        model, tools = request.model, _tools(request)
         origin = model.origin if model.dialect.reasoning_back else None
+        one_call = {"type": "auto", "disable_parallel_tool_use": True}
         values: dict[str, Any] = {
             "model": model.provider_model,
             "max_tokens": request.max_output_tokens,
             "messages": messages(request.messages, origin),
             "stream": True,
+            "system": [_text(request.instructions)] if request.instructions.strip() else None,
+            "tools": tools or None,
+            "tool_choice": one_call if tools and model.dialect.parallel_tool_calls is False else None,
+            "stop_sequences": model.parameters.get("stop"),
+            **(_thinking(request) or sampling(request, temperature="temperature", top_p="topP")),
         }
-        if request.instructions.strip():
-            values["system"] = [{"type": "text", "text": request.instructions}]
-        if tools := _tools(request):
-            values["tools"] = tools
-            if model.dialect.parallel_tool_calls is False:
-                values["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
-        values |= _thinking(request)
-        if "thinking" not in values:
-            values |= sampling(request, temperature="temperature", top_p="topP")
-        if "stop" in model.parameters:
-            values["stop_sequences"] = model.parameters["stop"]
         if model.dialect.prompt_cache_key:
             _add_breakpoints(values)
         return values

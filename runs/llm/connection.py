@@ -1,7 +1,6 @@
 """The connections to model servers, and the time limits of one turn at a provider."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
@@ -65,10 +64,3 @@ class Deadlines:
                 return await chunk
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
-
-    async def drain(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read to the end of the body, if the end comes within DRAIN_SECONDS."""
-        with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                async for _ in chunks:
-                    pass

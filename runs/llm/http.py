@@ -235,13 +235,18 @@ class HttpModel(ABC):
 
     @staticmethod
     @abstractmethod
-    def body(request: ModelRequest) -> dict[str, Any]:
-        """The request in the provider's format, without the parameters' ``extra``."""
+    def fields(request: ModelRequest) -> dict[str, Any]:
+        """The request in the provider's format, without the parameters' ``extra``. None leaves a field out."""
+
+    @classmethod
+    def body(cls, request: ModelRequest) -> dict[str, Any]:
+        given = {name: value for name, value in cls.fields(request).items() if value is not None}
+        return given | request.model.parameters.get("extra", {})
 
     async def count(self, request: ModelRequest) -> int | None:
         if not self.count_path:
             return None
-        body = self.body(request) | request.model.parameters.get("extra", {})
+        body = self.body(request)
         content = to_text({name: body[name] for name in self.counted_fields if name in body}).encode()
         url = self.server.base_url + self.count_path
         try:
@@ -255,7 +260,7 @@ class HttpModel(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         deadlines, reader = Deadlines(), self.reader(request, self.secrets)
-        content = to_text(self.body(request) | request.model.parameters.get("extra", {})).encode()
+        content = to_text(self.body(request)).encode()
         try:
             post = session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
             response = await deadlines.limit(post)
@@ -265,9 +270,6 @@ class HttpModel(ABC):
                 _check_is_stream(response)
                 async for text in self._texts(response, reader, deadlines):
                     yield text
-                if reader.ended:
-                    # Lets the connection be used again. Before the last event, because the caller may stop there.
-                    await deadlines.drain(response.content.iter_any())
                 for event in reader.finish():
                     yield event
             finally:
@@ -285,12 +287,14 @@ class HttpModel(ABC):
     async def _texts(
         self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
-        """The texts of the answer. Some servers send a document instead of a stream, whatever their Content-Type is."""
+        """The texts of the answer, whose body is read to its end, so that the connection can be used again. Some servers
+        send a document instead of a stream, whatever their Content-Type is.
+        """
         decoder, document = SseDecoder(), bytearray()
         events, is_stream = 0, False
         chunks = response.content.iter_any()
-        while not reader.ended and (chunk := await deadlines.next(chunks, reader.complete())) is not None:
-            for first in range(0, len(chunk), BYTES_AT_ONCE):
+        while (chunk := await deadlines.next(chunks, (0, 0) if reader.ended else reader.complete())) is not None:
+            for first in () if reader.ended else range(0, len(chunk), BYTES_AT_ONCE):
                 if first:
                     await asyncio.sleep(0)
                 piece = chunk[first : first + BYTES_AT_ONCE]
@@ -306,17 +310,14 @@ class HttpModel(ABC):
                 events += len(found)
                 if events > EVENTS_MAX + reader.characters:
                     raise ModelError(FailureReason.MALFORMED_ANSWER, detail="Too many events say nothing.")
-                texts, failed = list[str](), None
+                texts = list[str]()
                 try:
                     for data in found:
                         reader.ended = reader.ended or data == b"[DONE]"
                         texts.append("" if reader.ended else self._read(reader, reader.read, data))
-                except ModelError as error:
-                    failed = error  # raised after the texts before it are yielded
-                if text := "".join(texts):
-                    yield text
-                if failed is not None:
-                    raise failed
+                finally:  # the texts before an error are passed on, too
+                    if text := "".join(texts):
+                        yield text
         if document:
             yield self._read(reader, reader.read_document, bytes(document))
             reader.ended = True

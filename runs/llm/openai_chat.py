@@ -130,28 +130,22 @@ class OpenAIModel(HttpModel):
     reader = OpenAITurn
 
     @staticmethod
-    def body(request: ModelRequest) -> dict[str, Any]:
+    def fields(request: ModelRequest) -> dict[str, Any]:
         model, dialect, parameters = request.model, request.model.dialect, request.model.parameters
-        values: dict[str, Any] = {
+        tools = [{"type": "function", "function": wire.function_of(tool)} for tool in request.tools]
+        return {
             "model": model.provider_model,
             "messages": _messages(request),
             dialect.max_tokens_field: request.max_output_tokens,
             "stream": True,
+            "stream_options": {"include_usage": True} if dialect.stream_options else None,
+            "prompt_cache_key": request.chat_id if dialect.prompt_cache_key else None,
+            **wire.sampling(request, temperature="temperature", top_p="topP", stop="stop"),
+            dialect.seed_field: parameters.get("seed"),
+            "reasoning_effort": (tools and dialect.effort_with_tools) or parameters.get("reasoningEffort"),
+            "tools": tools or None,
+            "parallel_tool_calls": dialect.parallel_tool_calls if tools else None,
         }
-        if dialect.stream_options:
-            values["stream_options"] = {"include_usage": True}
-        if dialect.prompt_cache_key:
-            values["prompt_cache_key"] = request.chat_id
-        values |= wire.sampling(request, temperature="temperature", top_p="topP", stop="stop")
-        if "seed" in parameters:
-            values[dialect.seed_field] = parameters["seed"]
-        if effort := (request.tools and dialect.effort_with_tools) or parameters.get("reasoningEffort"):
-            values["reasoning_effort"] = effort
-        if request.tools:
-            values["tools"] = [{"type": "function", "function": wire.function_of(tool)} for tool in request.tools]
-            if dialect.parallel_tool_calls is not None:
-                values["parallel_tool_calls"] = dialect.parallel_tool_calls
-        return values
 
 
 def _messages(request: ModelRequest) -> list[dict[str, Any]]:

@@ -136,30 +136,26 @@ class ResponsesModel(HttpModel):
             yield event
 
     @staticmethod
-    def body(request: ModelRequest) -> dict[str, Any]:
-        model, dialect, parameters = request.model, request.model.dialect, request.model.parameters
+    def fields(request: ModelRequest) -> dict[str, Any]:
+        model, dialect = request.model, request.model.dialect
         origin = model.origin if dialect.reasoning_back else None
-        values: dict[str, Any] = {
+        encrypted = dialect.reasoning_back and not PLAIN_MODEL.search(model.provider_model)
+        effort = model.parameters.get("reasoningEffort")
+        tools = [{"type": "function", "strict": False} | wire.function_of(tool) for tool in request.tools]
+        return {
             "model": model.provider_model,
             "input": [item for message in request.messages for item in _items(message, origin)],
             "max_output_tokens": request.max_output_tokens,
             "stream": True,
             "store": False,
+            "include": [ENCRYPTED] if encrypted else None,
+            "instructions": request.instructions or None,
+            "prompt_cache_key": request.chat_id if dialect.prompt_cache_key else None,
+            **wire.sampling(request, temperature="temperature", top_p="topP"),
+            "reasoning": {"effort": effort} if effort else None,
+            "tools": tools or None,
+            "parallel_tool_calls": dialect.parallel_tool_calls if tools else None,
         }
-        if dialect.reasoning_back and not PLAIN_MODEL.search(model.provider_model):
-            values["include"] = [ENCRYPTED]
-        if request.instructions:
-            values["instructions"] = request.instructions
-        if dialect.prompt_cache_key:
-            values["prompt_cache_key"] = request.chat_id
-        values |= wire.sampling(request, temperature="temperature", top_p="topP")
-        if "reasoningEffort" in parameters:
-            values["reasoning"] = {"effort": parameters["reasoningEffort"]}
-        if request.tools:
-            values["tools"] = [{"type": "function", "strict": False} | wire.function_of(tool) for tool in request.tools]
-            if dialect.parallel_tool_calls is not None:
-                values["parallel_tool_calls"] = dialect.parallel_tool_calls
-        return values
 
 
 def _items(message: base.Message, origin: str | None) -> list[dict[str, Any]]:
