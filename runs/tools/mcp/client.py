@@ -1,11 +1,11 @@
 """One call of a tool of an MCP server, or its list of tools, with the official SDK."""
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import httpx2
 from django.conf import settings
@@ -23,9 +23,6 @@ from runs.tools.mcp.transport import GuardedTransport
 from runs.tools.questions import Dialogue
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Work = Callable[[Client, GuardedTransport], Awaitable[T]]
 
 LIST_PAGES_MAX = 20  # pages of a list of tools; protects against a list without an end
 ROUNDS_MAX = 10  # how often a call is made in a row while its server asks only for things that the user cannot answer
@@ -47,7 +44,10 @@ class Tasks(ClientExtension):
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
     """Call the tool. Raises ToolFailure. The caller limits the time by a cancellation."""
-    return await _with_server(definition, partial(_make, definition, input, context), context)
+    transport = GuardedTransport(str(context.user_id))
+    async with _connected(definition, transport, context.invocation_id) as client:
+        outcome = await _make(definition, input, context, client, transport)
+    return outcome
 
 
 async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
@@ -55,18 +55,19 @@ async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
     server = ToolDefinition("The server", "", "", MCP, {}, 0, url=url, secret_headers=headers)
     limit = settings.STAFF_REQUEST_SECONDS
     try:
-        async with asyncio.timeout(limit):
-            return await _with_server(server, _all_tools)
+        async with asyncio.timeout(limit), _connected(server, GuardedTransport("")) as client:
+            tools = [tool async for tool in _tools(client)]
     except TimeoutError:
         raise tool_error(f"The server did not answer within {limit:g} seconds.") from None
+    return tools
 
 
-async def _with_server(definition: ToolDefinition, work: Work[T], context: ToolContext | None = None) -> T:
-    """The result of ``work`` over a connection to the tool's server. Raises ToolFailure."""
+@contextlib.asynccontextmanager
+async def _connected(definition: ToolDefinition, transport: GuardedTransport, key: str = "") -> AsyncIterator[Client]:
+    """A client of the tool's server. Raises ToolFailure for all failures but those of the close after the work."""
     headers = {**definition.secret_headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    headers |= {"Idempotency-Key": context.invocation_id} if context else {}
-    transport = GuardedTransport(str(context.user_id) if context else "")
-    results: list[T] = []
+    headers |= {"Idempotency-Key": key} if key else {}
+    is_done = False
     try:
         check_url(definition.url, allow_private=True)  # the form only; the transport checks the address
         async with httpx2.AsyncClient(transport=transport, headers=headers, trust_env=False) as http:
@@ -75,14 +76,13 @@ async def _with_server(definition: ToolDefinition, work: Work[T], context: ToolC
             who = Implementation(name=USER_AGENT, version="1.0.0")
             extensions = [] if definition.park_seconds is None else [Tasks()]
             async with Client(streams, client_info=who, cache=None, extensions=extensions) as client:
-                results.append(await work(client, transport))
+                yield client
+                is_done = True
     except Exception as error:
-        # If the result is complete, a failure while the connection closes does not matter.
-        if not results:
+        if not is_done:
             raise _failure(definition, transport, error) from None
-    if not results:
+    if not is_done:
         raise tool_error(f"{definition.name} did not answer.")
-    return results[0]
 
 
 def _failure(definition: ToolDefinition, transport: GuardedTransport, error: BaseException) -> Exception:
@@ -143,10 +143,6 @@ async def _make(
 
 async def _unchecked(name: str, result: CallToolResult) -> None:
     """Replaces the SDK's check against the server's own output schema, which could block the process for ever."""
-
-
-async def _all_tools(client: Client, transport: GuardedTransport) -> list[Tool]:
-    return [tool async for tool in _tools(client)]
 
 
 async def _tools(client: Client) -> AsyncIterator[Tool]:
