@@ -103,7 +103,6 @@ class ModelRequest:
     model: ModelDefinition
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    run_id: str
     chat_id: str
     turn_index: int  # from 1
     max_output_tokens: int

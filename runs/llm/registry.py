@@ -53,7 +53,7 @@ def probe(model: ModelDefinition) -> dict[str, Any]:
 
 async def _ask(model: ModelDefinition) -> dict[str, Any]:
     question, found, started = (UserMessage(QUESTION),), dict[str, Any](text=""), time.monotonic()
-    request = ModelRequest(model, question, (), "probe", "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
+    request = ModelRequest(model, question, (), "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
     try:
         async with asyncio.timeout(settings.STAFF_REQUEST_SECONDS):
             async for event in client_for(model.server).stream(request):
@@ -70,29 +70,27 @@ async def _ask(model: ModelDefinition) -> dict[str, Any]:
 
 def models_of(server: Server) -> list[str]:
     """The names of the models that the server lists. Blocks for STAFF_REQUEST_SECONDS at most. Raises ModelError."""
-    preload()
-    path = KINDS[server.kind].models_path
-    return names_in(shared.submit(_list_of(server, path)).result()) if path else []
-
-
-async def _list_of(server: Server, path: str) -> bytes:
-    client: Any = client_for(server)  # every kind with a ``models_path`` is an HttpModel
+    client: Any = client_for(server)
+    path = KINDS[server.kind].models_path  # every kind with a ``models_path`` is an HttpModel
+    if not path:
+        return []
+    request = outbound.asend(
+        "GET",
+        client.server.base_url + path,
+        headers=client.headers | {"Accept": "application/json"},
+        total_timeout=settings.STAFF_REQUEST_SECONDS,
+        max_bytes=LIST_MAX_BYTES,
+        allow_private=True,
+    )
     try:
-        answer = await outbound.asend(
-            "GET",
-            client.server.base_url + path,
-            headers=client.headers | {"Accept": "application/json"},
-            total_timeout=settings.STAFF_REQUEST_SECONDS,
-            max_bytes=LIST_MAX_BYTES,
-            allow_private=True,
-        )
+        answer = shared.submit(request).result()
     except outbound.RequestTimedOut:
         raise ModelError(FailureReason.TIME_OUT) from None
     except outbound.RequestFailed as error:
         raise ModelError(FailureReason.PROVIDER_UNREACHABLE, detail=str(error)) from None
     if answer.status != 200:
         raise refused(answer.status, answer.body, answer.headers, client.secrets)
-    return answer.body
+    return names_in(answer.body)
 
 
 def names_in(body: bytes) -> list[str]:

@@ -76,7 +76,8 @@ def test_live_runs_keep_the_bytes_of_their_version(bench: Bench, requests, setti
     for run_id in waiting:
         assert bench.wait(run_id)["status"] == "completed"
     for run_id, number in waiting.items():
-        first, second = (request for request in requests if request.run_id == run_id)
+        chat_id = bench.wait(run_id)["chatId"]
+        first, second = (request for request in requests if request.chat_id == chat_id)
         assert first.instructions == second.instructions == f"Help {number}.\n\nRun {number}."
         assert first.model.parameters == second.model.parameters == {"seed": number}
         assert first.tools == second.tools

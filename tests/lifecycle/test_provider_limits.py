@@ -14,7 +14,7 @@ from runs.errors import FailureReason
 from runs.llm import limits as limits_of_providers
 from runs.llm.base import ModelError
 from runs.llm.demo import DemoModel
-from runs.models import AgentModel, ModelAttempt, Provider, ProviderUse
+from runs.models import AgentModel, ModelAttempt, Provider, ProviderUse, Run
 from tests import factories
 from tests.driver import Driver, InProcess, until
 from tests.lifecycle.conftest import Bench, vanish
@@ -33,7 +33,7 @@ class Requests:
         self.error: ModelError | None = None
 
     async def stream(self, model: DemoModel, request: Any, original: Callable[..., Any]) -> Any:
-        self.begun.append((time.monotonic(), request.run_id))
+        self.begun.append((time.monotonic(), request.chat_id))
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
         try:
@@ -47,7 +47,8 @@ class Requests:
 
     @property
     def runs(self) -> list[str]:
-        return [run_id for _, run_id in self.begun]
+        of_chats = dict(Run.objects.values_list("chat_id", "pk"))
+        return [of_chats[chat_id] for _, chat_id in self.begun]
 
 
 @pytest.fixture

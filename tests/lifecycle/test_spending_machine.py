@@ -142,7 +142,7 @@ class Spending(RuleBasedStateMachine):
         definition = model_of(
             Server(model, "openai"), name=model, price_out=price_out, max_output_tokens=1000, **prices
         )
-        request = ModelRequest(definition, (UserMessage("Hello"),), (), worker.run.id, worker.run.chat_id, 1, 1000)
+        request = ModelRequest(definition, (UserMessage("Hello"),), (), worker.run.chat_id, 1, 1000)
         worker.requests += 1
         step = (len(worker.turns) + 1, worker.requests)
         try:

@@ -35,7 +35,7 @@ CALCULATE = ToolSpec(
 def request_of(*messages: Message | str, tools: tuple[ToolSpec, ...] = (), **fields: Any) -> ModelRequest:
     """Make a request. A string becomes a user's message."""
     transcript = tuple(UserMessage(message) if isinstance(message, str) else message for message in messages)
-    values = {"model": "test-model", "run_id": "run_1", "chat_id": "chat_1", "turn_index": 1, **fields}
+    values = {"model": "test-model", "chat_id": "chat_1", "turn_index": 1, **fields}
     if isinstance(values["model"], str):
         values["model"] = model_of(Server("test", "openai"), values["model"])
     values.setdefault("max_output_tokens", values["model"].max_output_tokens)

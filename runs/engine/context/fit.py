@@ -189,7 +189,6 @@ async def _request(session: Session, plan: Plan, step: Step, model: ModelDefinit
         model=model,
         messages=(UserMessage(text),),
         tools=(),
-        run_id=session.run.id,
         chat_id=session.run.chat_id,
         turn_index=len(session.journal.turns) + 1,
         max_output_tokens=min(summary_tokens(plan.model) * _reasoning_factor(model), output_limit(model)),

@@ -187,7 +187,6 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
         model=model,
         messages=tuple(messages(plan.history.cut, (*plan.history.runs, plan.own))),
         tools=_tools(session),
-        run_id=session.run.id,
         chat_id=session.run.chat_id,
         turn_index=len(session.journal.turns) + 1,
         max_output_tokens=max(min(limit, model.context_tokens - plan.now), lowest),
