@@ -11,7 +11,6 @@ from runs.llm.wire import arguments_object, file_text, in_order, sampling, sent_
 
 VERSION = "2023-06-01"
 NO_TEXT = "(no text)"  # the format allows no empty message and begins with a message of the user
-THINKING = ("thinking", "redacted_thinking")
 # The budget of tokens for thinking, by ``reasoningEffort``. The provider refuses fewer than THINKING_TOKENS_MIN.
 THINKING_TOKENS_MIN = 1024
 THINKING_TOKENS = {"minimal": 1024, "low": 2048, "medium": 8192, "high": 16_384, "xhigh": 32_768, "max": 65_536}
@@ -47,7 +46,7 @@ class AnthropicTurn(TurnReader):
             # Usually empty; some servers send the whole input here.
             call.given = to_text(block["input"]) if block.get("input") else ""
             self.grow(call.given)
-        elif block["type"] in THINKING:
+        elif block["type"] in ("thinking", "redacted_thinking"):
             # The start of a block can be empty; then the answer has not begun.
             self.grow(block.get("thinking") or block.get("data") or "", kept=len(to_text(block)))
             self.thoughts[index] = dict(block)

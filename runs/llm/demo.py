@@ -1,9 +1,6 @@
 """The offline demo model: no network, no key, the same events as another model. docs/demo-model.md has its scripts.
-Line breaks join the lines of text of one turn; a line of a script without ``/`` is text.
-
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
-process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS does not apply, because
-``/wait 600`` would fail with the default settings.
+process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS would not allow ``/wait 600``.
 """
 
 import asyncio
@@ -98,18 +95,17 @@ class DemoModel:
         for step in turn.steps:
             async for delta in output.run(*step):
                 yield delta
-        if output.is_cut:
-            yield TurnEnd(turn.usage or output.usage(), "length", tuple(output.reasoning))
-            return
-        if len(turn.calls) > base.TOOL_CALLS_PER_TURN_MAX:
-            problem = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(turn.calls)}."
+        calls = [] if output.is_cut else turn.calls
+        if len(calls) > base.TOOL_CALLS_PER_TURN_MAX:
+            problem = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(calls)}."
             raise ModelError(FailureReason.ANSWER_TOO_LONG, problem)
-        for index, (name, arguments) in enumerate(turn.calls, 1):
+        for index, (name, arguments) in enumerate(calls, 1):
             output.grow(name + arguments)
             if output.is_cut:
                 raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
-        finish_reason = "tool_calls" if turn.calls else "stop"
+        finish_reason = "tool_calls" if calls else "stop"
+        finish_reason = "length" if output.is_cut else finish_reason
         yield TurnEnd(turn.usage or output.usage(), finish_reason, tuple(output.reasoning))
 
 

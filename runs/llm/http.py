@@ -217,7 +217,6 @@ class HttpModel(ABC):
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.url = server.base_url + self.path
         self.headers = {
             "Accept": "text/event-stream",
             "Accept-Encoding": "identity",
@@ -243,26 +242,26 @@ class HttpModel(ABC):
         given = {name: value for name, value in cls.fields(request).items() if value is not None}
         return given | request.model.parameters.get("extra", {})
 
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        url, content = self.server.base_url + path, to_text(body).encode()
+        return session().post(url, data=content, headers=self.headers, allow_redirects=False)
+
     async def count(self, request: ModelRequest) -> int | None:
         if not self.count_path:
             return None
-        body = self.body(request)
-        content = to_text({name: body[name] for name in self.counted_fields if name in body}).encode()
-        url = self.server.base_url + self.count_path
+        body = {name: value for name, value in self.body(request).items() if name in self.counted_fields}
         try:
-            async with asyncio.timeout(COUNT_SECONDS):
-                async with session().post(url, data=content, headers=self.headers, allow_redirects=False) as response:
-                    counted = read_event(await _error_body(response)).get("input_tokens")
-                    is_counted = response.status == 200 and type(counted) is int and counted > 0
+            async with asyncio.timeout(COUNT_SECONDS), self._post(self.count_path, body) as response:
+                counted = read_event(await _error_body(response)).get("input_tokens")
+                is_counted = response.status == 200 and type(counted) is int and counted > 0
         except (aiohttp.ClientError, TimeoutError, OSError, *NOT_VALID):
             return None
         return counted + counted // COUNT_MARGIN + COUNT_MARGIN if is_counted else None
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         deadlines, reader = Deadlines(), self.reader(request, self.secrets)
-        content = to_text(self.body(request)).encode()
+        post = self._post(self.path, self.body(request))
         try:
-            post = session().post(self.url, data=content, headers=self.headers, allow_redirects=False)
             response = await deadlines.limit(post)
             try:
                 if response.status != 200:
@@ -287,12 +286,11 @@ class HttpModel(ABC):
     async def _texts(
         self, response: aiohttp.ClientResponse, reader: TurnReader, deadlines: Deadlines
     ) -> AsyncIterator[str]:
-        """The texts of the answer, whose body is read to its end, so that the connection can be used again. Some servers
-        send a document instead of a stream, whatever their Content-Type is.
-        """
+        """The texts of the answer. Some servers send a document instead of a stream, whatever their Content-Type is."""
         decoder, document = SseDecoder(), bytearray()
         events, is_stream = 0, False
         chunks = response.content.iter_any()
+        # Also after the end of the answer: with the whole body read, the connection can be used again.
         while (chunk := await deadlines.next(chunks, (0, 0) if reader.ended else reader.complete())) is not None:
             for first in () if reader.ended else range(0, len(chunk), BYTES_AT_ONCE):
                 if first:

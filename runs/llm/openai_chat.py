@@ -8,21 +8,16 @@ from runs.llm import wire
 from runs.llm.base import AssistantMessage, AttachedFile, ModelRequest, ToolCall, ToolMessage, UserMessage
 from runs.llm.http import Call, HttpModel, TurnReader
 
-# The names of reasoning texts. The first one in a dialect means both: vLLM renamed the field.
-REASONING_TEXT = ("reasoning_content", "reasoning")
-DETAIL_TEXTS = ("text", "summary")  # the texts of an item of ``reasoning_details``, which arrive in parts
+REASONING_TEXT = "reasoning_content"
 EXTRA_CONTENT = "extra_content"  # the field of a call in which Gemini sends a signature, and wants it back
 # The value of this field that Gemini accepts for calls of other models.
 NO_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+# The fields of messages that are read, if not only that of the dialect: vLLM renamed the first one.
+READ_FIELDS = {REASONING_TEXT: (REASONING_TEXT, "reasoning"), EXTRA_CONTENT: (), "": ()}
 
 
 class OpenAITurn(TurnReader):
-    def __init__(self, request: ModelRequest, secrets: tuple[str, ...] = ()) -> None:
-        super().__init__(request, secrets)
-        self._last: Any = None
-        field = request.model.dialect.reasoning_field
-        in_messages = field not in ("", EXTRA_CONTENT)
-        self._reasoning_fields = REASONING_TEXT if field == REASONING_TEXT[0] else (field,) if in_messages else ()
+    _last: Any = None  # the call to which the last part of a call belonged
 
     def read(self, event: dict[str, Any]) -> str:
         if usage := event.get("usage"):
@@ -50,7 +45,8 @@ class OpenAITurn(TurnReader):
             self.count(output_tokens=min(output + hidden, total - prompt))
 
     def _read_message(self, message: dict[str, Any]) -> str:
-        for field in self._reasoning_fields:
+        named = self.request.model.dialect.reasoning_field
+        for field in READ_FIELDS.get(named, (named,)):
             if reasoning := message.get(field):
                 self._reason(field, reasoning)
                 break
@@ -119,7 +115,7 @@ def _add_item(items: list[dict[str, Any]], part: dict[str, Any]) -> None:
     for name, value in part.items():
         if name == "thinking" and isinstance(value, list) and isinstance(last.get(name), list):
             last[name] = [{"type": "text", "text": "".join(piece.get("text") or "" for piece in last[name] + value)}]
-        elif name in DETAIL_TEXTS and isinstance(last.get(name), str):
+        elif name in ("text", "summary") and isinstance(last.get(name), str):
             last[name] += value or ""
         elif value is not None:
             last[name] = value
@@ -182,9 +178,9 @@ def _assistant_message(message: AssistantMessage, origin: str, dialect: Dialect)
         values |= {"content": message.text or None, "tool_calls": [_call(call, dialect) for call in message.tool_calls]}
     if not dialect.reasoning_back:
         return values
-    if message.tool_calls and dialect.reasoning_field == REASONING_TEXT[0]:
+    if message.tool_calls and dialect.reasoning_field == REASONING_TEXT:
         # DeepSeek and Kimi refuse a turn with calls but without this field, also if another model made the calls.
-        values[REASONING_TEXT[0]] = ""
+        values[REASONING_TEXT] = ""
     extra: dict[int, Any] = {0: NO_SIGNATURE}
     for item in message.reasoning if message.origin == origin else ():
         back = item["value"]
