@@ -65,9 +65,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One earlier turn. A ``ToolMessage`` for each of its calls follows. ``reasoning``: the provider's own items in the
-    adapter's form, which go back to the same ``origin`` only.
-    """
+    """An earlier turn. A ``ToolMessage`` for each call follows. ``reasoning`` goes back to the same ``origin`` only."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -172,6 +170,4 @@ class ModelClient(Protocol):
         """
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The most tokens of the request by the provider's own count; None if it gives none. Called only if the dialect
-        has ``counts_tokens``.
-        """
+        """The most tokens of the request by the provider's count, or None. Called if the dialect ``counts_tokens``."""

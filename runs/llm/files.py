@@ -1,6 +1,5 @@
-"""Reads the files of users' messages, and the images that tools returned, for one turn. A run's journal holds only
-their names, so that runs that wait for their tools keep no file in memory. Each user has a share of the threads and of
-the memory, so that slow or huge files delay only runs of the same user.
+"""Reads the files of users' messages, and the images that tools returned, for one turn: runs that wait hold only their
+names. Each user has a share of the threads and of the memory, so that slow or huge files delay only the user's runs.
 """
 
 import base64
@@ -29,9 +28,7 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with the content of its files, whose bytes count in ``memory`` until the end. Raises
-    Unavailable if the storage does not answer in time.
-    """
+    """The request with its files' content, whose bytes count in ``memory`` until the end. Raises Unavailable."""
     holders = [message for message in request.messages if not isinstance(message, AssistantMessage)]
     files = [file for message in holders for file in message.files]
     if not files:

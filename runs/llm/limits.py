@@ -28,9 +28,8 @@ Granted = dict[str, int]
 def share_out(
     document: Document, server: Server, process: str, working: int, waiting: Mapping[str, int], now: float
 ) -> tuple[Document, Granted]:
-    """The next document, and the number of requests that may begin, by user. A process reports how many requests it
-    makes now, and how many wait, by user id. Free places go to one user after another. If the next user waits in
-    another process, the place is left for that process, which asks soon.
+    """The next document, and the number of requests that may begin, by user. ``working``: the requests that the process
+    makes now. Free places go to one user after another; a place of another process's user is left for that process.
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(process, None)

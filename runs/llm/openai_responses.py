@@ -1,6 +1,4 @@
-"""The adapter for OpenAI's Responses API, used without state at the provider: each turn sends the whole transcript
-with the encrypted reasoning of earlier turns.
-"""
+"""The adapter for OpenAI's Responses API, without state at the provider: each turn sends the whole transcript."""
 
 import re
 from collections.abc import AsyncIterator

@@ -1,6 +1,4 @@
-"""Why a provider refused a request or stopped an answer, from its status and its body in all known shapes; and which
-model is asked after that, and when.
-"""
+"""Why a provider refused a request or stopped an answer, by its status and body; and which model is asked then."""
 
 import contextlib
 import json
@@ -35,21 +33,12 @@ BY_STATUS = {
 }
 # Words of servers, in lower case, about a request that has more tokens than the model's window.
 TOO_LONG = (
-    "context_length_exceeded",  # OpenAI, Azure, Groq
-    "exceed_context_size",  # llama.cpp
-    "available context size",
-    "context size has been exceeded",
-    "prompt is too long",  # Anthropic
-    "exceed context limit",
-    "model_context_window_exceeded",
-    "maximum context length",  # OpenAI, vLLM, DeepSeek, Mistral, OpenRouter
-    "context window",  # OpenAI Responses
-    "contextwindowexceeded",  # LiteLLM
-    "exceeds the context",
-    "exceeded max context",  # Ollama
-    "longer than the model's context",  # SGLang
-    "greater than the context length",  # LM Studio
-    "context length of only",
+    *("context_length_exceeded", "maximum context length", "context window"),  # OpenAI and many others
+    *("exceed_context_size", "available context size", "context size has been exceeded"),  # llama.cpp
+    *("prompt is too long", "exceed context limit", "model_context_window_exceeded"),  # Anthropic
+    *("contextwindowexceeded", "exceeds the context"),  # LiteLLM
+    *("exceeded max context", "longer than the model's context"),  # Ollama, SGLang
+    *("greater than the context length", "context length of only"),  # LM Studio
     "exceeds the maximum number of tokens",  # Gemini
     "maximum prompt length",  # xAI
     "exceeded model token limit",  # Moonshot

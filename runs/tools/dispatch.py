@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """The type for a value of ``Tool.node_type``. ``execute`` is None for calls that await the caller's app, and for
-    built-in tools, which have their own. ``needs_url``: staff must give the tool's address. ``contact`` asks a tool's
-    server about its open parked calls, and tells it when they end. Raises ToolFailure.
+    """``execute`` is None for calls that await the caller's app, and for built-in tools, which have their own.
+    ``contact`` asks a tool's server about an open parked call, and tells it when the call ends.
     """
 
     label: str

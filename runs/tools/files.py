@@ -1,6 +1,5 @@
-"""Files that tools make: stored with Django's storage API, in one folder for each call. ``runs.pages`` serves them at
-an address with an unguessable token, which only the run's owner gets. The token is also a part of the stored path, so
-old addresses stay valid after a change of SECRET_KEY.
+"""Files that tools make, in one folder for each call. ``runs.pages`` serves them at an address with an unguessable
+token, which only the run's owner gets. The token is stored in the path, so addresses outlive a change of SECRET_KEY.
 """
 
 import re

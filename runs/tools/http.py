@@ -48,9 +48,7 @@ CHARSET = re.compile(
 async def send(
     user_id: int, url: str, *, headers: dict[str, str], seconds: float, body: bytes | None = None, reuse: bool = False
 ) -> Answer:
-    """The answer to a GET, or to a POST of ``body``: of any status, with at most TOOL_ANSWER_MAX_BYTES. ``reuse``: over
-    a connection that can be used again. Raises ToolFailure.
-    """
+    """The answer to a GET, or a POST of ``body``: of any status, cut at TOOL_ANSWER_MAX_BYTES. Raises ToolFailure."""
     request = client.asend(
         "GET" if body is None else "POST",
         url,

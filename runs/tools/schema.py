@@ -113,9 +113,7 @@ def check_sent_schema(schema: dict[str, Any]) -> None:
 
 
 def read_schema(given: Any) -> dict[str, Any]:
-    """A schema from a tool's server, parsed as strictly as other input, without patterns that cannot be matched: the
-    server checks what it gets. Raises ValueError (``check_schema``).
-    """
+    """A schema from a tool's server, parsed strictly, without patterns that cannot be matched. Raises ValueError."""
     try:
         schema = _matchable(parse_object(to_text(given), subject="The input schema"))
     except (MalformedJSON, RecursionError) as error:

@@ -1,7 +1,6 @@
 """The program that checks values against JSON Schemas (Draft 2020-12), for ``runs.tools.schema`` only. It imports
-nothing of the service. Limits of sizes do not limit the time of a check: if each part has two references to the next
-part, each further part doubles the time. The system ends the process when a check has used up its time or the memory.
-Patterns are matched in linear time, and references to other documents are never fetched.
+nothing of the service, and never fetches references to other documents. The system ends the process when a check has
+used up its time or the memory, which no limit of sizes bounds (docs/decisions/0025).
 
 Each line of the input is a JSON object with ``schema`` (text), ``value``, and ``seconds``, the time limit of the check.
 Each line of the output is the answer of ``check``.
