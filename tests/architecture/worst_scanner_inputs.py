@@ -65,13 +65,13 @@ def ui_body(text: str) -> object:
 
 def ai_sdk_message(part: dict[str, str]) -> None:
     parts = [part] * (UI_BODY // len(str(part)))
-    sent = ai_sdk.read({"id": "a", "messages": [{"id": "a", "role": "user", "parts": parts}]})
+    sent = ai_sdk.Sent({"id": "a", "messages": [{"id": "a", "role": "user", "parts": parts}]})
     assert [sent.text, *sent.files()]
 
 
 def ag_ui_request(**items: dict[str, str]) -> None:
     lists = {name: [item] * min(UI_VALUES_MAX, UI_BODY // len(str(item))) for name, item in items.items()}
-    sent = ag_ui.read({"threadId": "a", "runId": "a", **lists})
+    sent = ag_ui.Sent({"threadId": "a", "runId": "a", **lists})
     assert [sent.text, sent.results(), sent.said("agent")]
 
 

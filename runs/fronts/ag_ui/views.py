@@ -1,6 +1,5 @@
 """AG-UI, and CopilotKit's runtime: ``POST …/ag-ui/agents/{agent}`` and the four routes under ``…/copilotkit``."""
 
-from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any
 
@@ -55,30 +54,39 @@ Object = dict[str, Any]
 EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="The events.")}
 
 
-@dataclass(frozen=True)
 class Sent:
     """A ``RunAgentInput``. ``thread`` and ``name``: the client's ids of the chat and of the AG-UI run. ``message``: the
     user's last message, empty if there is none. ``trailing``: the messages of the agent and tools after it.
     """
 
-    thread: str
-    name: str
-    message: Object
-    trailing: list[Object]
-    resume: list[Object]
-    tools: list[Object]
-    context: list[Object]
-    run: Any
-
-    @property
-    def text(self) -> str:
-        return starts.text_of(self.message.get("content"))
-
-    @property
-    def message_id(self) -> str:
-        """The client's id of the message; empty if it is too long to be stored."""
-        given = self.message.get("id")
-        return given if isinstance(given, str) and len(given) <= models.ClientRun.MESSAGE_ID_MAX_CHARS else ""
+    def __init__(self, body: Any) -> None:
+        """Raises ValidationFailed, MalformedJSON."""
+        problems: dict[str, list[str]] = {}
+        self.thread, self.name = body.get("threadId"), body.get("runId")
+        if not isinstance(self.thread, str) or not CLIENT_ID.fullmatch(self.thread):
+            problems["threadId"] = ["Use 1 to 128 printable ASCII characters."]
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= RUN_ID_MAX_CHARS:
+            problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
+        fields = ("messages", "resume", "tools", "context")
+        messages, self.resume, self.tools, self.context = (_objects(body, field, problems) for field in fields)
+        wrong = (index for index, entry in enumerate(self.resume) if entry.get("status") not in RESUME_STATUSES)
+        if (index := next(wrong, None)) is not None:
+            problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
+        if len({str(entry.get("interruptId")) for entry in self.resume}) > INTERRUPTS_MAX:
+            problems["resume"] = [f"At most {INTERRUPTS_MAX} different interrupts."]
+        if problems:
+            raise ValidationFailed(problems)
+        properties = body.get("forwardedProps")
+        run = properties.get("run") if isinstance(properties, dict) else None
+        self.run = {} if run is None else run
+        last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+        self.message = messages[last] if last >= 0 else {}
+        self.trailing = [said for said in messages[last + 1 :] if said.get("role") in ("assistant", "tool")]
+        require_text(vars(self))
+        self.text = starts.text_of(self.message.get("content"))
+        name: Any = self.message.get("id")
+        is_kept = isinstance(name, str) and len(name) <= models.ClientRun.MESSAGE_ID_MAX_CHARS
+        self.message_id = name if is_kept else ""
 
     def results(self) -> dict[str, Object]:
         """The results of calls by the calls' ids, as REST takes them."""
@@ -106,37 +114,8 @@ class Sent:
         return said
 
 
-def read(body: Object) -> Sent:
-    """Of the history, the user's last message and the results of calls after it count. Raises ValidationFailed,
-    MalformedJSON.
-    """
-    problems: dict[str, list[str]] = {}
-    thread, name = body.get("threadId"), body.get("runId")
-    if not isinstance(thread, str) or not CLIENT_ID.fullmatch(thread):
-        problems["threadId"] = ["Use 1 to 128 printable ASCII characters."]
-    if not isinstance(name, str) or not 0 < len(name) <= RUN_ID_MAX_CHARS:
-        problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
-    fields = ("messages", "resume", "tools", "context")
-    messages, resume, tools, context = (_objects(body.get(field), field, problems) for field in fields)
-    wrong = (index for index, entry in enumerate(resume) if entry.get("status") not in RESUME_STATUSES)
-    if (index := next(wrong, None)) is not None:
-        problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
-    if len({str(entry.get("interruptId")) for entry in resume}) > INTERRUPTS_MAX:
-        problems["resume"] = [f"At most {INTERRUPTS_MAX} different interrupts."]
-    if problems:
-        raise ValidationFailed(problems)
-    properties = body.get("forwardedProps")
-    run = properties.get("run") if isinstance(properties, dict) else None
-    last = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-    message = messages[last] if last >= 0 else {}
-    trailing = [said for said in messages[last + 1 :] if said.get("role") in ("assistant", "tool")]
-    sent = Sent(str(thread), str(name), message, trailing, resume, tools, context, {} if run is None else run)
-    require_text(vars(sent))
-    return sent
-
-
-def _objects(given: Any, field: str, problems: dict[str, list[str]]) -> list[Object]:
-    if given is None:
+def _objects(body: Object, field: str, problems: dict[str, list[str]]) -> list[Object]:
+    if (given := body.get(field)) is None:
         return []
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
         problems[field] = ["Use a list of objects."]
@@ -160,7 +139,7 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def run(self, request: Request, agent: str) -> HttpResponseBase:
-        sent = read(self.body())
+        sent = Sent(self.body())
         return self.open_stream(lambda: self.answer(sent, None if agent == DEFAULT else agent))
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
@@ -313,7 +292,7 @@ class AgUiViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses=EVENTS)
     def connect(self, request: Request, agent: str) -> HttpResponseBase:
-        sent = read(self.body())
+        sent = Sent(self.body())
         chat = find_chat(request.user, sent.thread)
         run = self.newest(chat) if chat else None
         if run is None:

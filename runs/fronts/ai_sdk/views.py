@@ -3,7 +3,6 @@
 import base64
 import binascii
 import re
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -46,20 +45,33 @@ CHAT_KEY = OpenApiParameter(
 File = str | tuple[dict[str, Any], bytes]
 
 
-@dataclass(frozen=True)
 class Sent:
     """A request. ``chat`` and ``message_id`` are the client's ids."""
 
-    chat: str
-    role: str
-    message_id: str
-    parts: list[dict[str, Any]]
-    regenerates: str | None
-    run: Any
-
-    @property
-    def text(self) -> str:
-        return starts.text_of(self.parts)
+    def __init__(self, body: Any) -> None:
+        """Raises ValidationFailed, MalformedJSON."""
+        self.chat, messages = body.get("id"), body.get("messages")
+        if not isinstance(self.chat, str) or not CLIENT_ID.fullmatch(self.chat):
+            raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
+        if messages is None:
+            messages = [body.get("message")]
+        last: Any = messages[-1] if isinstance(messages, list) and messages else None
+        if not isinstance(last, dict):
+            raise ValidationFailed({"messages": ["Use a list that ends with a message."]})
+        self.role, self.message_id, self.parts = last.get("role"), last.get("id", ""), last.get("parts", ())
+        if self.role not in ("user", "assistant"):
+            raise ValidationFailed({"messages.role": ["Use one of these roles: user, assistant."]})
+        if not isinstance(self.message_id, str) or not self.message_id:
+            raise ValidationFailed({"messages.id": ["A message must have an id."]})
+        if not isinstance(self.parts, list) or not all(isinstance(part, dict) for part in self.parts):
+            raise ValidationFailed({"messages.parts": ["Use a list of objects."]})
+        self.regenerates: str | None = None
+        if body.get("trigger") == "regenerate-message":
+            named = body.get("messageId")
+            self.regenerates = named if isinstance(named, str) and named else self.message_id
+        self.run = body.get("run", {})
+        require_text(vars(self))
+        self.text = starts.text_of(self.parts)
 
     def files(self) -> list[File]:
         """Raises ValidationFailed for too many files and for an address that is not our own."""
@@ -68,33 +80,6 @@ class Sent:
         if len(files) > most:
             raise ValidationFailed({"messages.parts": [f"A message may have at most {most} attachments."]})
         return [_file(part, f"messages.parts.{index}.url") for index, part in files]
-
-
-def read(body: dict[str, Any]) -> Sent:
-    """Raises ValidationFailed, MalformedJSON."""
-    chat = body.get("id")
-    if not isinstance(chat, str) or not CLIENT_ID.fullmatch(chat):
-        raise ValidationFailed({"id": ["Use 1 to 128 printable ASCII characters."]})
-    messages = body.get("messages")
-    if messages is None:
-        messages = [body.get("message")]
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict):
-        raise ValidationFailed({"messages": ["Use a list that ends with a message."]})
-    role, name, parts = last.get("role"), last.get("id"), last.get("parts")
-    if role not in ("user", "assistant"):
-        raise ValidationFailed({"messages.role": ["Use one of these roles: user, assistant."]})
-    if not isinstance(name, str) or not name:
-        raise ValidationFailed({"messages.id": ["A message must have an id."]})
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise ValidationFailed({"messages.parts": ["Use a list of objects."]})
-    regenerates = None
-    if body.get("trigger") == "regenerate-message":
-        named = body.get("messageId")
-        regenerates = named if isinstance(named, str) and named else name
-    sent = Sent(chat, role, name, parts, regenerates, body.get("run", {}))
-    require_text(vars(sent))
-    return sent
 
 
 def _file(part: dict[str, Any], field: str) -> File:
@@ -159,7 +144,7 @@ class AiSdkViewSet(FrontViewSet):
 
     @extend_schema(request=None, responses={(200, CONTENT_TYPE): CHUNKS})
     def create(self, request: Request) -> HttpResponseBase:
-        sent = read(self.body())
+        sent = Sent(self.body())
         if sent.regenerates is not None:
             return self.open_stream(lambda: self.shown(self.regenerated(sent)))
         if sent.role == "user":
