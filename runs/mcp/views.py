@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -25,7 +24,7 @@ from config.api import live
 from config.api.errors import envelope, to_domain_error
 from config.api.negotiation import check_media_type
 from config.api.viewsets import ServiceViewSet
-from config.kernel.errors import DomainError, Forbidden
+from config.kernel.errors import Forbidden
 from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 from config.limits.lease import Lease
 from runs.events import StreamType
@@ -75,56 +74,50 @@ class RpcError(Exception):
         self.code, self.message, self.data = code, message, data
 
 
-@dataclass(frozen=True)
-class Message:
-    """A JSON-RPC request, in the revision MODERN or one of LEGACY."""
-
-    id: str | int
-    method: str
-    params: dict[str, Any]
-    modern: bool
-
-
 def id_of(body: Any) -> str | int | None:
     """The id of the message; None if it has none, or none that is valid."""
     given = body.get("id") if isinstance(body, dict) else None
     return given if isinstance(given, (str, int)) and not isinstance(given, bool) else None
 
 
-def read_message(body: Any, headers: Mapping[str, str]) -> Message | None:
-    """The request, with its revision; None for a notification. Raises RpcError, also for a batch."""
+def is_notification(body: Any) -> bool:
+    """Whether the body needs no answer. Raises RpcError if it is no request either, also for a batch."""
     if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
         raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.")
-    if "id" not in body:
-        return None
-    if (identifier := id_of(body)) is None:
-        raise RpcError(INVALID_REQUEST, "id must be text or a whole number.")
-    params, version = body.get("params", {}), headers.get(VERSION_HEADER)
-    if not isinstance(params, dict):
-        raise RpcError(INVALID_PARAMS, "params must be an object.")
-    meta = params.get("_meta")
-    meta = meta if isinstance(meta, dict) else {}
-    is_modern = VERSION_KEY in meta or version == MODERN
-    if is_modern:
-        _check_modern(body["method"], params, meta, headers)
-    asked = meta[VERSION_KEY] if is_modern else version
-    if asked not in ([MODERN] if is_modern else [None, *LEGACY]):
-        data = {"supported": VERSIONS, "requested": asked}
-        raise RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
-    return Message(identifier, body["method"], params, is_modern)
+    return "id" not in body
 
 
-def _check_modern(method: str, params: dict[str, Any], meta: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """In MODERN every request names its version and capabilities, and its headers must repeat values of the body."""
-    missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
-    if missing:
-        raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")
-    expected = {VERSION_HEADER: meta[VERSION_KEY], "Mcp-Method": method}
-    if method == "tools/call":
-        expected["Mcp-Name"] = params.get("name")
-    for name, value in expected.items():
-        if decode_header(headers.get(name)) != value:
-            raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
+class Message:
+    """A JSON-RPC request, in the revision MODERN or one of LEGACY."""
+
+    def __init__(self, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+        """Raises RpcError."""
+        self.id, self.method, self.params = id_of(body), body["method"], body.get("params", {})
+        if self.id is None:
+            raise RpcError(INVALID_REQUEST, "id must be text or a whole number.")
+        if not isinstance(self.params, dict):
+            raise RpcError(INVALID_PARAMS, "params must be an object.")
+        meta, version = self.params.get("_meta"), headers.get(VERSION_HEADER)
+        meta = meta if isinstance(meta, dict) else {}
+        self.modern = VERSION_KEY in meta or version == MODERN
+        if self.modern:
+            self._check_modern(meta, headers)
+        asked = meta[VERSION_KEY] if self.modern else version
+        if asked not in ([MODERN] if self.modern else [None, *LEGACY]):
+            data = {"supported": VERSIONS, "requested": asked}
+            raise RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
+
+    def _check_modern(self, meta: dict[str, Any], headers: Mapping[str, str]) -> None:
+        """Every request names its version and capabilities, and its headers repeat values of the body."""
+        missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
+        if missing:
+            raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")
+        expected = {VERSION_HEADER: meta[VERSION_KEY], "Mcp-Method": self.method}
+        if self.method == "tools/call":
+            expected["Mcp-Name"] = self.params.get("name")
+        for name, value in expected.items():
+            if decode_header(headers.get(name)) != value:
+                raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
 
 
 def decode_header(value: str | None) -> str | None:
@@ -177,9 +170,9 @@ class McpViewSet(ServiceViewSet):
         try:
             body = parse_value(request._request.body)
             identifier = id_of(body)
-            message = read_message(body, request.headers)
-            if message is None:
+            if is_notification(body):
                 return HttpResponse(status=202, content_type="application/json")
+            message = Message(body, request.headers)
             if message.method == "tools/call":
                 return self.call(message, request)
             return rpc_response(result_of(message, answer(message)))
@@ -233,7 +226,7 @@ def outcome(work: Callable[[], Any]) -> Any:
     try:
         value = work()
     except Exception as error:
-        refusal = error if isinstance(error, DomainError) else to_domain_error(error)
+        refusal = to_domain_error(error)
         if refusal.status >= 500:
             raise
         return content(envelope(refusal.code, refusal.message, refusal.details)) | {"isError": True}
