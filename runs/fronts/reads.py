@@ -1,8 +1,7 @@
 """What fronts read beside events: where a stream continues, and runs as clients list them. Every function blocks."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence, Set
 from operator import itemgetter
 from typing import Any
 
@@ -12,7 +11,7 @@ from chats.models import Message
 from runs import models, services
 from runs.events import SEPARATOR, StreamType, join_text
 from runs.fronts.rendering import CLIENT, call_about
-from runs.models import Run, RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointKind, WaitpointStatus
+from runs.models import RunEvent, ToolInvocation, Turn, Waitpoint, WaitpointKind, WaitpointStatus
 
 # The events that ask a client something, or report an outcome, which a client can have given.
 OF_QUESTIONS = (StreamType.WAITPOINT_OPENED, StreamType.TOOL_COMPLETED)
@@ -84,14 +83,11 @@ def index_of(run_id: str, kind: StreamType, ids: Set[str]) -> int:
 # --- runs as clients list them ----------------------------------------------------------------------------------------
 
 
-@dataclass
 class Recorded:
     """A run with its turns, calls and waitpoints in order."""
 
-    run: Run
-    turns: list[Turn]
-    calls: list[ToolInvocation]
-    waitpoints: list[Waitpoint]
+    def __init__(self, run: Any) -> None:
+        self.run, self.turns, self.calls, self.waitpoints = run, run.all_turns, run.calls, run.all_waitpoints
 
     def waitpoints_of(self, call: ToolInvocation) -> list[Waitpoint]:
         asked = [(each, each.request_payload.get("toolInvocationId")) for each in self.waitpoints]
@@ -150,5 +146,5 @@ def recorded_of(user: Any, messages: Sequence[Message]) -> dict[str, Recorded]:
     waitpoints = Prefetch("waitpoints", Waitpoint.objects.order_by("created_at", "pk"), to_attr="all_waitpoints")
     calls = Prefetch("invocations", services.shown_calls(), to_attr="calls")
     read = services.summaries_of(user).filter(pk__in=wanted)
-    runs: Iterable[Any] = read.prefetch_related(Prefetch("turns", turns, to_attr="all_turns"), waitpoints, calls)
-    return {run.pk: Recorded(run, run.all_turns, run.calls, run.all_waitpoints) for run in runs}
+    runs = read.prefetch_related(Prefetch("turns", turns, to_attr="all_turns"), waitpoints, calls)
+    return {run.pk: Recorded(run) for run in runs}

@@ -22,8 +22,6 @@ from runs.models import ClientRun, Run, RunStatus
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
-# Fields of RunInput that are no options: the protocols have fields of their own for them.
-NOT_OPTIONS = ("message", "attachmentIds")
 # Characters that are kept of a client's error about a failed call.
 ERROR_MAX_CHARS = 1000
 
@@ -34,7 +32,7 @@ def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
     """
     if not isinstance(given, dict):
         raise ValidationFailed({"run": ["Use an object with the fields of a run."]})
-    if wrong := [name for name in NOT_OPTIONS if name in given]:
+    if wrong := [name for name in ("message", "attachmentIds") if name in given]:
         raise ValidationFailed({f"run.{name}": ["The message is not an option."] for name in wrong})
     with fields_under("run", given.keys() - said.keys()), one_check_of(user.pk, given | said):
         options = RunInput.validated(given | said)

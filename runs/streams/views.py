@@ -83,11 +83,9 @@ def opening_of(request: Request, run: Run, after: int = 0, place: str | None = N
     """The stream of a run that the request may read."""
     user: Any = request.user
     auth: Any = request.auth
-    key_id, expires_at = None, None
-    if isinstance(auth, dict):
-        expires_at = auth["exp"] + settings.SESSION_LEEWAY_SECONDS
-    else:
-        key_id = auth.pk
+    is_session = isinstance(auth, dict)
+    key_id = None if is_session else auth.pk
+    expires_at = auth["exp"] + settings.SESSION_LEEWAY_SECONDS if is_session else None
     last, final = run.last_stream_index, run.last_stream_index if run.is_over else None
     return Opening(run.pk, after, last, final, user.pk, key_id, expires_at, place)
 

@@ -79,7 +79,7 @@ def opened(new: Callable[[], Rendering], input: Any) -> bytes:
 
 
 def snapshot(message: dict[str, Any]) -> bytes:
-    return fronts.frame(events.snapshot([message] * (SNAPSHOT_CHARS // len(to_text(message)))), "1.1")
+    return fronts.frame(events.AgUi(RUN).snapshot([message] * (SNAPSHOT_CHARS // len(to_text(message)))), "1.1")
 
 
 def task(text: str, kind: str = "application/json") -> object:

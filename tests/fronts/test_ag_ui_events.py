@@ -6,7 +6,7 @@ import pytest
 
 from config.kernel.jsontext import to_text
 from runs.events import StreamType
-from runs.fronts.ag_ui.events import AgUi, snapshot, tool_call, tool_message
+from runs.fronts.ag_ui.events import AgUi, tool_call, tool_message
 from runs.fronts.rendering import Call, Facts
 from runs.models import Run
 from runs.streams.reads import Event
@@ -48,7 +48,7 @@ def approval(call: str | None = "inv_1", turn: int = 1, **payload: Any) -> Given
     return StreamType.WAITPOINT_OPENED, waitpoint | {"requestPayload": asked}, about
 
 
-BEFORE = snapshot([{"id": "before"}])
+BEFORE = AgUi(Run()).snapshot([{"id": "before"}])
 RESET: Given = (StreamType.MESSAGE_RESET, {"messageId": "msg_1"}, BEFORE)
 END = [(StreamType.MESSAGE_COMPLETED, {"messageId": "msg_1", "content": ""}, None), status("completed")]
 

@@ -68,7 +68,9 @@ class AgUi(Rendering):
         return self.snapshot(Transcript(run, event.index, self.then).messages)
 
     def snapshot(self, messages: Sequence[Data]) -> str:
-        return snapshot([message for message in messages if self.with_user_messages or message["role"] != "user"])
+        """The event as text. It can be large, so it is written here, not on the event loop."""
+        shown = [message for message in messages if self.with_user_messages or message["role"] != "user"]
+        return as_line(to_text({"type": "MESSAGES_SNAPSHOT", "messages": shown}))
 
     @property
     def turn_message(self) -> str:
@@ -164,11 +166,6 @@ def turn_message(message_id: str, turn: int) -> str:
 def told(status: str, result: str | None, error: str | None) -> str:
     """The content of a call's result: an error as text."""
     return (result if status == InvocationStatus.COMPLETED else error) or ""
-
-
-def snapshot(messages: Sequence[Data]) -> str:
-    """The event as text. It can be large, so it is written here, not on the event loop."""
-    return as_line(to_text({"type": "MESSAGES_SNAPSHOT", "messages": messages}))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

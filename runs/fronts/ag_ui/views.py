@@ -68,7 +68,11 @@ class Sent:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= RUN_ID_MAX_CHARS:
             problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
         fields = ("messages", "resume", "tools", "context")
-        messages, self.resume, self.tools, self.context = (_objects(body, field, problems) for field in fields)
+        lists = [[] if body.get(field) is None else body[field] for field in fields]
+        for number, given in enumerate(lists):
+            if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+                problems[fields[number]], lists[number] = ["Use a list of objects."], []
+        messages, self.resume, self.tools, self.context = lists
         wrong = (index for index, entry in enumerate(self.resume) if entry.get("status") not in RESUME_STATUSES)
         if (index := next(wrong, None)) is not None:
             problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]
@@ -108,26 +112,15 @@ class Sent:
                 for name, text, schema in tools
             ]
         given = self.run.get("instructions") if isinstance(self.run, dict) else None
-        lines = [f"{_line(entry, 'description')}: {_line(entry, 'value')}" for entry in self.context]
+        lines = []
+        for entry in self.context:
+            for name in ("description", "value"):
+                if not isinstance(entry.get(name), str):
+                    raise ValidationFailed({f"context.{name}": ["A text is required."]})
+            lines.append(f"{entry['description']}: {entry['value']}")
         if lines and (given is None or isinstance(given, str)):
             said["instructions"] = "\n".join([*([given] if given else []), *lines])
         return said
-
-
-def _objects(body: Object, field: str, problems: dict[str, list[str]]) -> list[Object]:
-    if (given := body.get(field)) is None:
-        return []
-    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-        problems[field] = ["Use a list of objects."]
-        return []
-    return given
-
-
-def _line(entry: Object, name: str) -> str:
-    value = entry.get(name)
-    if not isinstance(value, str):
-        raise ValidationFailed({f"context.{name}": ["A text is required."]})
-    return value
 
 
 class AgUiViewSet(FrontViewSet):
