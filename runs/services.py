@@ -101,7 +101,6 @@ def turns_of(user: Any, run_id: str) -> QuerySet[Turn]:
     """The turns of the user's run, in order, with ``shown_reasoning``. Raises NotFound."""
     if not is_plausible_id(run_id) or not Run.objects.filter(user=user, chat__deleted_at=None, pk=run_id).exists():
         raise NotFound
-    logs.run_id.set(run_id)
     # Encrypted items can take megabytes.
     kept = Case(When(reasoning_size__lte=REASONING_READ_CHARS, then="reasoning"), output_field=JSONTextField(null=True))
     turns = Turn.objects.annotate(reasoning_size=Length("reasoning"), shown_reasoning=kept)

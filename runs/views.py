@@ -21,7 +21,7 @@ from config.telemetry import logs
 from runs import catalogue, serializers, services
 from runs.calls import ANSWERS, CallResultInput, ToolInvocationSerializer, WaitpointSerializer, invocation_without_text
 from runs.filters import PARAMETERS, filtered, limited
-from runs.models import Run, Waitpoint
+from runs.models import Run
 from runs.tools.schema import one_check_of
 
 WAITPOINT_ANSWER = PolymorphicProxySerializer(
@@ -113,11 +113,6 @@ class WaitpointViewSet(ServiceViewSet):
     required_scopes = {"retrieve": "runs:read", "respond": "waitpoints:respond"}
 
     queryset_for = staticmethod(services.waitpoints_of)
-
-    def get_object(self) -> Waitpoint:
-        waitpoint: Waitpoint = super().get_object()
-        logs.run_id.set(waitpoint.run_id)
-        return waitpoint
 
     @extend_schema(request=WAITPOINT_ANSWER)
     def respond(self, request: Request, waitpointId: str) -> Response:
