@@ -59,10 +59,8 @@ _TOO_MUCH = "The model's answer was too long."
 
 
 class FailureReason(_Code):
-    """Why a request to a model failed, for staff: a closed list, so that no text of a provider is quoted.
-
-    A member is ``NAME = value, sentence, message for callers, whether the same model is asked again``. After a 429, the
-    model is asked again whatever the reason.
+    """Why a request to a model failed, for staff: a closed list, so that no text of a provider is quoted. ``retried``:
+    the same model is asked again; after a 429, it is asked again whatever the reason.
     """
 
     PROVIDER_MISSING = "provider_missing", "The provider is not set up: its kind or address is wrong.", _NOT_SET_UP

@@ -55,10 +55,8 @@ class Call:
 
 
 class Rendering(ABC):
-    """One stream of one run, fed with all events in order. Its size does not grow with the run.
-
-    ``message_id`` is the id of the assistant's message; None until the run has begun. ``over``: the rendered stream has
-    ended. ``has_ended``: the run has ended, too.
+    """One stream of one run, fed with all events in order. Its size does not grow with the run. ``message_id``: that of
+    the answer, None until the run has begun. ``over``: the rendered stream has ended. ``has_ended``: the run, too.
     """
 
     def __init__(self, run: Run) -> None:
@@ -136,8 +134,8 @@ class Rendering(ABC):
 
     @property
     def awaits_client(self) -> bool:
-        """Whether calls are open and all of them await the client."""
-        return bool(self.calls) and all(call.awaiting == CLIENT for call in self.calls.values())
+        """Whether calls are open and all of them await the client, and the stream has not ended."""
+        return not self.over and bool(self.calls) and all(call.awaiting == CLIENT for call in self.calls.values())
 
     def stop_for_client(self) -> list[Part]:
         """The end of the stream: only calls of the client are open."""

@@ -88,9 +88,7 @@ def start_once(
     """The run that the client's request starts, or that it started before. If the message ``message_id`` now has
     another text, the new run replaces the message's run. ``repeated_id`` is the client's id of the message in a
     protocol with other ids for requests: the same message starts nothing while its run is live. By default, an active
-    run is cancelled if it waits for the caller, is replaced, or is later than the replaced run.
-
-    Raises what ``services.start_run`` raises.
+    run is cancelled if it waits for the caller, is replaced, or is later. Raises what ``services.start_run`` raises.
     """
     with transaction.atomic():
         locked = locking(user.pk, chat.pk).first()

@@ -101,10 +101,6 @@ class Frames:
         news = ((at, part) for at, part in enumerate(parts, first) if (index, at) > self.after)
         return b"".join(frame(part, f"{self.earlier + index}.{at}") for at, part in news)
 
-    @property
-    def may_stop(self) -> bool:
-        return self.rendering.awaits_client and not self.rendering.over
-
     def stop(self) -> bytes:
         return self.frames(self.index, self.rendering.stop_for_client())
 
@@ -126,7 +122,7 @@ class Frames:
                 yield from then.existing() if then else ()
                 return
         yield self.begin(self.after[0] + 1)
-        if self.may_stop and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls, self.index):
+        if rendering.awaits_client and reads.only_the_client_can_go_on(rendering.run_id, rendering.calls, self.index):
             yield self.stop()
 
 
@@ -171,7 +167,7 @@ class FrontBody:
             if rendering.over:
                 return b"".join(sent) or COMMENT
         sent.append(frames.begin(stream.position + 1))
-        is_idle = frames.may_stop and stream.position >= stream.channel.last
+        is_idle = rendering.awaits_client and stream.position >= stream.channel.last
         known = rendering.run_id, list(rendering.calls), stream.position
         if is_idle and await ask(reads.only_the_client_can_go_on, *known):
             sent.append(frames.stop())

@@ -101,23 +101,20 @@ class Message:
         meta = meta if isinstance(meta, dict) else {}
         self.modern = VERSION_KEY in meta or version == MODERN
         if self.modern:
-            self._check_modern(meta, headers)
+            # Every request names its version and capabilities, and its headers repeat values of the body.
+            missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
+            if missing:
+                raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")
+            expected = {VERSION_HEADER: meta[VERSION_KEY], "Mcp-Method": self.method}
+            if self.method == "tools/call":
+                expected["Mcp-Name"] = self.params.get("name")
+            for name, value in expected.items():
+                if decode_header(headers.get(name)) != value:
+                    raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
         asked = meta[VERSION_KEY] if self.modern else version
         if asked not in ([MODERN] if self.modern else [None, *LEGACY]):
             data = {"supported": VERSIONS, "requested": asked}
             raise RpcError(UNSUPPORTED_VERSION, "This protocol version is not served.", data)
-
-    def _check_modern(self, meta: dict[str, Any], headers: Mapping[str, str]) -> None:
-        """Every request names its version and capabilities, and its headers repeat values of the body."""
-        missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
-        if missing:
-            raise RpcError(INVALID_PARAMS, f"params._meta lacks {' and '.join(missing)}.")
-        expected = {VERSION_HEADER: meta[VERSION_KEY], "Mcp-Method": self.method}
-        if self.method == "tools/call":
-            expected["Mcp-Name"] = self.params.get("name")
-        for name, value in expected.items():
-            if decode_header(headers.get(name)) != value:
-                raise RpcError(HEADER_MISMATCH, f"The header {name} does not agree with the body.")
 
 
 def decode_header(value: str | None) -> str | None:

@@ -48,11 +48,9 @@ places = Lease("streams", 15.0, "You have too many open streams; close one, or t
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A stream that its caller may open: the run, the index after which it begins, the user and the credential.
-
-    ``last`` and ``final`` are the run's last index when the permission was checked, ``final`` only if the run was over;
-    ``expires_at`` is the end of the session token in seconds since the epoch. ``place`` is the user's place, which the
-    stream gives back at its end.
+    """A stream that its caller may open, with the events after ``after``. ``last`` and ``final``: the run's last index
+    when the permission was checked, ``final`` only if the run was over. ``expires_at``: the end of the session token in
+    seconds since the epoch. ``place``: the user's place, which the stream gives back at its end.
     """
 
     run_id: str
@@ -97,8 +95,6 @@ class Channel:
 
 class Stream:
     """One open stream. Await ``next()`` until it returns None; call ``leave`` in any case."""
-
-    __slots__ = ("channel", "closed", "hub", "opening", "position", "started")
 
     def __init__(self, hub: Hub, channel: Channel, opening: Opening) -> None:
         self.hub, self.channel, self.opening = hub, channel, opening

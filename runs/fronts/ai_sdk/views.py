@@ -172,10 +172,9 @@ class AiSdkViewSet(FrontViewSet):
         return self.start(chat, key, options, given=sent.run, message_id=sent.message_id)
 
     def regenerated(self, sent: Sent) -> Run:
-        """The run that replaces the run of the named message. A message without a run gets its first one.
-
-        By default a client names the user's message: a second request then starts another run, unless the run of the
-        first request is still at work. If the client names the answer to replace, the second request starts nothing.
+        """The run that replaces the run of the named message. A message without a run gets its first one. By default a
+        client names the user's message: a second request then starts another run, unless that of the first request is
+        at work. If the client names the answer to replace, the second request starts nothing.
         """
         self.require_scope("runs:write")
         chat = find_chat(self.request.user, sent.chat)
