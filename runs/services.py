@@ -122,13 +122,10 @@ chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
 
 def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
     """Create the user's message and the queued run that answers it. ``asked`` are the arguments of ``_start_run``;
-    ``read`` is from ``chat_with_user``.
-
-    One statement writes everything, and only if the chat has not changed since it was read. So neither a transaction
-    nor a lock is needed, except after such a change, and for attachments, ``cancel`` and ``replaces``
-    (docs/decisions/0033). Raises ValidationFailed for an agent, model or tool that is not offered or an attachment that
-    can't be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound if the user
-    has no such chat.
+    ``read`` is from ``chat_with_user``. One statement writes everything, and only if the chat has not changed since it
+    was read. So neither a transaction nor a lock is needed, except after such a change, and for attachments, ``cancel``
+    and ``replaces`` (docs/decisions/0033). Raises ValidationFailed for an agent, model, tool or attachment that can't
+    be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound for the chat.
     """
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():

@@ -254,11 +254,8 @@ class FrontViewSet(ServiceViewSet):
 def position_of(request: Request) -> Position:
     """The position after which the client continues, ``<index>.<part>``. Raises ValidationFailed."""
     given = {"after": request.query_params.get("after"), "Last-Event-ID": request.headers.get("Last-Event-ID")}
-    position = BEGINNING
     for name, text in given.items():
-        if text is None:
-            continue
-        if (found := re.fullmatch(POSITION["pattern"], text)) is None:
+        if text is not None and not re.fullmatch(POSITION["pattern"], text):
             raise ValidationFailed({name: ["Use the id of a frame, such as 12.1."]})
-        position = int(found[1]), int(found[3] or 0)  # the header counts
-    return position
+    index, _, part = (given["Last-Event-ID"] or given["after"] or "0").partition(".")
+    return int(index), int(part or 0)
