@@ -33,17 +33,11 @@ MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | models.REVOCATIO
 
 
 def end_of_grant(text: Any) -> datetime:
-    """A time with its zone, at most GRANT_DAYS_MAX days ahead, in UTC, cut to milliseconds. Raises ValueError."""
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError
-        moment = moment.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("Use a time with its zone, such as 2027-01-31T00:00:00Z.") from None
+    """A time with its zone, at most GRANT_DAYS_MAX days ahead. Raises ValueError."""
+    moment = clock.moment_of(text, "with its zone, such as 2027-01-31T00:00:00Z")
     if moment > clock.now() + timedelta(days=models.GRANT_DAYS_MAX):
         raise ValueError(f"At most {models.GRANT_DAYS_MAX} days from now.")
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+    return moment
 
 
 def grant(

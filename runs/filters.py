@@ -13,6 +13,7 @@ from drf_spectacular.utils import OpenApiParameter
 from chats.views import REPLACED
 from config.api.pagination import stored_forms
 from config.database.batches import limit_statements
+from config.kernel import clock
 from config.kernel.errors import ValidationFailed
 from runs import models
 from runs.models import Run, RunMetadata, RunStatus
@@ -129,15 +130,7 @@ def _after(text: str) -> Q:
 
 
 def _moment(text: str) -> datetime:
-    """A time cut to milliseconds, as callers see times."""
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError
-        moment = moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ValueError("Use a time such as 2026-11-20T12:34:56.789Z.") from None
-    return moment - timedelta(microseconds=moment.microsecond % 1000)
+    return clock.moment_of(text, "such as 2026-11-20T12:34:56.789Z")
 
 
 READERS: dict[str, Callable[[str], Q]] = {

@@ -5,6 +5,7 @@ Each process reads the database's time at intervals and adds its own steady cloc
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db import Error, connection
 from django.utils import timezone
@@ -79,3 +80,15 @@ def _on_event_loop() -> bool:
 def iso(moment: datetime | None) -> str | None:
     """UTC in the format ``2026-11-20T12:34:56.789Z``; None for None."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else None
+
+
+def moment_of(text: Any, example: str) -> datetime:
+    """The time that ``text`` names, in UTC, cut to milliseconds as clients see times. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError
+        moment = moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"Use a time {example}.") from None
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
