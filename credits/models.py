@@ -2,7 +2,7 @@
 Triggers (migrations) maintain the totals, and reject each UPDATE or DELETE of a row of the ledger.
 """
 
-from typing import Self
+from typing import ClassVar, Self
 
 from django.conf import settings
 from django.db import models
@@ -194,6 +194,7 @@ class PendingExpiry(models.Model):
 class UsageTotal(models.Model):
     """A sum of ledger rows of an account, for the reports. Always exact. ``tool_key`` is empty for model usage."""
 
+    types: ClassVar = SPENDING  # of the rows; refunds are subtracted
     # Without a database constraint: that of the ledger row is enough.
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)
     amount = models.BigIntegerField()
@@ -208,8 +209,9 @@ class UsageTotal(models.Model):
 
 
 class DayTotal(UsageTotal):
-    """CAPTURE and USAGE by UTC day and tool, without REFUND."""
+    """Charges by UTC day and tool."""
 
+    types = CHARGES
     pk = models.CompositePrimaryKey("account", "day", "tool_key")
     day = models.DateField()
     tool_key = models.CharField(max_length=100)
@@ -220,14 +222,14 @@ class DayTotal(UsageTotal):
 
 
 class ChatTotal(UsageTotal):
-    """CAPTURE and USAGE less REFUND by chat."""
+    """Spending by chat."""
 
     pk = models.CompositePrimaryKey("account", "chat_id")
     chat_id = RefField()
 
 
 class ChatDayTotal(UsageTotal):
-    """CAPTURE and USAGE less REFUND by UTC day and chat."""
+    """Spending by UTC day and chat."""
 
     pk = models.CompositePrimaryKey("account", "day", "chat_id")
     day = models.DateField()
@@ -235,7 +237,7 @@ class ChatDayTotal(UsageTotal):
 
 
 class RunTotal(UsageTotal):
-    """CAPTURE and USAGE less REFUND by chat, run and tool."""
+    """Spending by chat, run and tool."""
 
     pk = models.CompositePrimaryKey("account", "chat_id", "run_id", "tool_key")
     chat_id = RefField()

@@ -12,15 +12,8 @@ from credits.models import CHARGES, SETTLEMENTS, Account, EntryType, LedgerEntry
 from credits.sums import effect
 
 DAY = {"postgresql": "(created_at AT TIME ZONE 'UTC')::date", "sqlite": "substr(created_at, 1, 10)"}
-SPENDING = "type IN ('CAPTURE', 'USAGE', 'REFUND') AND chat_id IS NOT NULL"
 NET = "CASE type WHEN 'REFUND' THEN -amount ELSE amount END"
-# For each kind of totals: the SQL of a ledger row's amount, and the SQL condition of the rows.
-KINDS: dict[type[UsageTotal], tuple[str, str]] = {
-    models.DayTotal: ("amount", "type IN ('CAPTURE', 'USAGE')"),
-    models.ChatTotal: (NET, SPENDING),
-    models.ChatDayTotal: (NET, SPENDING),
-    models.RunTotal: (NET, f"{SPENDING} AND run_id IS NOT NULL"),
-}
+KINDS = (models.DayTotal, models.ChatTotal, models.ChatDayTotal, models.RunTotal)
 EXCEEDS = Q(answered__gt=F("amount"))
 DIFFERS = EXCEEDS | Q(answered__lt=F("amount"))
 
@@ -64,16 +57,18 @@ def _answered(types: list[EntryType], answers: list[EntryType], wrong: Q, text: 
 
 def drift_of(model: type[UsageTotal]) -> Iterator[str]:
     """Yields one line for each total of a kind that differs from the ledger. The rows are read one by one."""
-    amount, rows = KINDS[model]
     of_row = {"day": DAY[connection.vendor], "tool_key": "COALESCE(tool_key, '')"}
     columns = [field.attname for field in model._meta.pk_fields]
     keys, sources = ", ".join(columns), ", ".join(of_row.get(column, column) for column in columns)
+    conditions = [f"{column} IS NOT NULL" for column in columns if column in ("chat_id", "run_id")]
+    types = ", ".join(f"'{type}'" for type in model.types)
+    rows = " AND ".join([f"type IN ({types})", *conditions])
     # One statement has one snapshot: a concurrent movement is in both sides or in neither.
     statement = f"""
         SELECT {keys}, SUM(stored), SUM(computed) FROM (
             SELECT {keys}, amount AS stored, 0 AS computed, records, latest, 1 AS sides FROM {model._meta.db_table}
             UNION ALL
-            SELECT {sources}, 0, SUM({amount}), -COUNT(*), MAX(created_at), -1
+            SELECT {sources}, 0, SUM({NET}), -COUNT(*), MAX(created_at), -1
             FROM credits_ledgerentry WHERE {rows} GROUP BY {sources}
         ) compared GROUP BY {keys}
         HAVING SUM(stored) <> SUM(computed) OR SUM(records) <> 0 OR SUM(sides) <> 0 OR MIN(latest) <> MAX(latest)

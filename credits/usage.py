@@ -19,7 +19,7 @@ from config.api.pagination import beyond
 from config.kernel import clock
 from credits import models
 from credits.ledger import account_for
-from credits.models import CHARGES, SPENDING, EntryType, LedgerEntry
+from credits.models import LedgerEntry
 from credits.sums import NET_SPENDING
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90, "all": None}
@@ -52,7 +52,7 @@ def display_names(tool_keys: Collection[str]) -> dict[str, str]:
 def summary(user_id: int, period: Period) -> dict[str, Any]:
     """Debits (captures and model usage, without refunds) by tool, largest first."""
     account = account_for(user_id)
-    sums = _sums(models.DayTotal, user_id, period, CHARGES, "tool_key", Coalesce("tool_key", Value("")))
+    sums = _sums(models.DayTotal, user_id, period, "tool_key", Coalesce("tool_key", Value("")))
     names = display_names([tool for tool in sums if tool])
     groups = [
         {"tool_key": tool or MODEL_KEY, "display_name": names[tool or MODEL_KEY], **total._asdict()}
@@ -72,7 +72,7 @@ def by_chat(user_id: int, period: Period) -> list[dict[str, Any]]:
     """The spending of each chat less refunds, newest activity first. Deleted chats keep their title."""
     # ChatTotal is ChatDayTotal over all days, with fewer rows to read.
     totals = models.ChatDayTotal if period.start else models.ChatTotal
-    sums = _sums(totals, user_id, period, SPENDING, "chat_id", F("chat_id"))
+    sums = _sums(totals, user_id, period, "chat_id", F("chat_id"))
     sums.pop(None, None)  # rows without a chat
     titles = import_string(settings.CREDITS_CHAT_TITLES)(user_id, sums)
     newest_first = sorted(sorted(sums.items()), key=lambda item: item[1].latest, reverse=True)
@@ -89,7 +89,7 @@ def of_chat(user_id: int, chat_id: str) -> tuple[str | None, list[dict[str, Any]
 
 def by_day(user_id: int, period: Period) -> list[dict[str, Any]]:
     """Debits as in ``summary`` by UTC day, oldest first, without empty days."""
-    sums = _sums(models.DayTotal, user_id, period, CHARGES, "day", TruncDate("created_at", tzinfo=UTC))
+    sums = _sums(models.DayTotal, user_id, period, "day", TruncDate("created_at", tzinfo=UTC))
     return [{"date": day, **total._asdict()} for day, total in sorted(sums.items())]
 
 
@@ -112,9 +112,7 @@ def midnight(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _sums(
-    model: type[models.UsageTotal], user_id: int, period: Period, types: list[EntryType], key: str, key_of_row: Any
-) -> dict[Any, _Total]:
+def _sums(model: type[models.UsageTotal], user_id: int, period: Period, key: str, key_of_row: Any) -> dict[Any, _Total]:
     """The sums by ``key``: of the totals of the period's whole days, and of the rows of the day in which it begins."""
     totals: QuerySet[Any] = model._default_manager.filter(account_id=user_id)
     rows: QuerySet[Any] = LedgerEntry.objects.none()
@@ -122,7 +120,7 @@ def _sums(
         whole = midnight(period.start)
         if whole < period.start:
             whole += DAY
-            rows = LedgerEntry.objects.filter(account_id=user_id, type__in=types, created_at__lt=whole).order_by()
+            rows = LedgerEntry.objects.filter(account_id=user_id, type__in=model.types, created_at__lt=whole).order_by()
             rows = rows.filter(created_at__gte=period.start)
         totals = totals.filter(day__gte=whole.date())
     totals = totals.values_list(key).annotate(total=Sum("amount"), count=Sum("records"), newest=Max("latest"))
