@@ -14,7 +14,7 @@ from config.api.negotiation import ExactJSONRenderer
 from config.api.serializers import CamelSerializer, CreditsTextField, NullableText, StrictCharField, TimestampField
 from config.kernel import money
 from credits import grants
-from credits.models import REFERENCE_MAX_CHARS, Account, EntryType, LedgerEntry
+from credits.models import REFERENCE_MAX_CHARS, EntryType, LedgerEntry
 
 # Rows of a part of the CSV. Each part takes a change of threads, and other requests wait while one is made.
 ROWS_AT_ONCE = 25
@@ -32,11 +32,7 @@ class AccountSerializer(CamelSerializer):
     balance = CreditsTextField(help_text="All credits of the account, held ones included.")
     held = CreditsTextField(help_text="Credits that are reserved for calls in progress.")
     available = CreditsTextField(help_text="Balance minus holds.")
-    expiring = serializers.SerializerMethodField(help_text="What will expire, soonest first.")
-
-    @extend_schema_field(ExpiringSerializer(many=True))
-    def get_expiring(self, account: Account) -> list[dict[str, Any]]:
-        return [ExpiringSerializer(row).data for row in grants.expiring(account.pk)]
+    expiring = ExpiringSerializer(many=True, read_only=True, help_text="What will expire, soonest first.")
 
 
 class LedgerEntrySerializer(CamelSerializer):

@@ -58,7 +58,9 @@ class AccountViewSet(CreditsViewSet):
 
     def retrieve(self, request: Request, **kwargs: Any) -> Response:
         """Balance, open holds, what is available, and what will expire."""
-        return self.show(ledger.account_for(self.owner_id))
+        account: Any = ledger.account_for(self.owner_id)
+        account.expiring = grants.expiring(account.pk)
+        return self.show(account)
 
 
 class LedgerViewSet(CreditsViewSet):
