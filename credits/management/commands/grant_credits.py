@@ -17,11 +17,8 @@ class Command(MovingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--expires",
-            metavar="WHEN",
-            help="when the unspent part expires: days from now, or a time such as 2027-01-31T00:00:00Z",
-        )
+        text = "when the unspent part expires: days from now, or a time such as 2027-01-31T00:00:00Z"
+        parser.add_argument("--expires", metavar="WHEN", help=text)
 
     def move(self, micro: int, username: str, reason: str, expires: str | None, **options: Any) -> tuple[str, int]:
         end = None if expires is None else parse_end(expires)

@@ -21,8 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("--secret", help="the endpoint's secret; without it nothing is verified")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        secret = options["secret"]
-        command = self
+        out, secret = self.stdout, options["secret"]
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -31,8 +30,8 @@ class Command(BaseCommand):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, line = judge(dict(self.headers.items()), body, secret)
-                command.stdout.write("".join(sign if sign.isprintable() else "?" for sign in line))
-                command.stdout.flush()
+                out.write("".join(sign if sign.isprintable() else "?" for sign in line))
+                out.flush()
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -44,29 +43,26 @@ class Command(BaseCommand):
             server = ThreadingHTTPServer(("127.0.0.1", options["port"]), Handler)
         except (OSError, OverflowError) as error:
             raise CommandError(f"Can't listen on port {options['port']}: {error}.") from None
-        self.stdout.write(f"Listening on http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)")
+        out.write(f"Listening on http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)")
         if not secret:
-            self.stdout.write("No --secret given: deliveries are shown, but not verified.")
-        self.stdout.flush()
+            out.write("No --secret given: deliveries are shown, but not verified.")
+        out.flush()
         with server, suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)
 
 
 def judge(headers: dict[str, str], body: bytes, secret: str | None) -> tuple[int, str]:
     """The status to answer with, and the line to print."""
-    attempt = headers.get("X-Service-Delivery-Attempt", "?")
-    moment = time.strftime("%H:%M:%S")
-    verdict = "not verified"
+    attempt, moment = headers.get("X-Service-Delivery-Attempt", "?"), time.strftime("%H:%M:%S")
     if secret:
         try:
             verify(headers, body, secret, time.time())
         except (VerificationFailed, ValueError) as error:
             return 400, f"{moment}  REFUSED  {error}"
-        verdict = "verified"
     try:
         event = json.loads(body)
         del event["id"], event["occurredAt"]
         line = f"{event.pop('type'):<15}" + "".join(f"  {key}={value}" for key, value in event.items())
     except (ValueError, TypeError, KeyError, AttributeError):
         return 400, f"{moment}  REFUSED  the body is not an event"
-    return 200, f"{moment}  {line}  (attempt {attempt}, {verdict})"
+    return 200, f"{moment}  {line}  (attempt {attempt}, {'verified' if secret else 'not verified'})"
