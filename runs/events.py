@@ -29,8 +29,7 @@ class StreamType(StrEnum):
 
 
 StreamEvent = tuple[StreamType, dict[str, Any]]
-# The text between the texts of two turns.
-SEPARATOR = "\n\n"
+SEPARATOR = "\n\n"  # between the texts of two turns
 # The webhook events by the stream event that they report, and by the status in it.
 WEBHOOKS = {(event.stream_type, event.stream_status): event for event in Event}
 

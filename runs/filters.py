@@ -19,8 +19,7 @@ from runs import models
 from runs.models import Run, RunMetadata, RunStatus
 from runs.serializers import METADATA_KEY, METADATA_SCHEMA
 
-# The time limit, for the worst combination of filters over a user's millions of runs.
-SECONDS = 5
+SECONDS = 5  # the time limit, for the worst combination of filters over a user's millions of runs
 QUERY_CANCELED = "57014"
 NAME_MAX_CHARS = 100
 NAME = {"type": "string", "minLength": 1, "maxLength": NAME_MAX_CHARS}

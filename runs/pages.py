@@ -27,8 +27,7 @@ from runs.models import Tool, ToolInvocation
 from runs.tools import files, http
 from runs.tools.base import parse_signing_secret
 
-# For each call.
-CALLBACKS_PER_MINUTE = 60
+CALLBACKS_PER_MINUTE = 60  # for each call
 FILE_HEADERS = {
     "Cache-Control": "private, no-cache",
     "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",

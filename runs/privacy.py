@@ -33,18 +33,14 @@ from webhooks.models import Delivery
 from webhooks.services import remove_deliveries
 
 USER = "auth.User"
-# (step, done, total): called after each batch.
-Report = Callable[[str, int, int], object]
+Report = Callable[[str, int, int], object]  # called with step, done and total after each batch
 BATCH = 1000
-# Rows that an export reads together. A run has many events.
-EXPORT_BATCH = 50
+EXPORT_BATCH = 50  # rows that an export reads together: a run has many events
 PART_BYTES = 1024 * 1024
 # Where the files of a row are, in a folder of its id.
 FOLDERS = {"chats.Attachment": files.FOLDER, "runs.ToolInvocation": tool_files.FOLDER}
-# How long `erase_user` waits for runs and rows that are in use.
-ERASE_WAIT_SECONDS = 60
-# How long after the end of a failed or cancelled tool call `erase_user` waits for the call's files.
-ERASE_SETTLE_SECONDS = 10
+ERASE_WAIT_SECONDS = 60  # for runs and rows that are in use
+ERASE_SETTLE_SECONDS = 10  # after the end of a failed or cancelled tool call, for its files
 POLL_SECONDS = 0.1
 ERASED = "(erased)"
 # What an erasure does to the rows of a table; and to those of an app or a table with a person that it does not delete.

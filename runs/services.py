@@ -30,8 +30,7 @@ from runs.tools.base import RESULT_SHOWN_BYTES, Parked, ToolFailure, ToolResult,
 # Reasoning with more characters, in the provider's format, is not shown.
 REASONING_READ_CHARS = 64 * 1024
 PENDING = Waitpoint.objects.filter(status=WaitpointStatus.PENDING)
-# Of the user of a chat.
-BALANCE = Subquery(Account.objects.filter(pk=OuterRef("user_id")).values("balance"))
+BALANCE = Subquery(Account.objects.filter(pk=OuterRef("user_id")).values("balance"))  # of a chat's user
 
 
 class RunInProgress(Conflict):

@@ -15,8 +15,7 @@ from runs.apps import RESUME_PAID
 
 logger = logging.getLogger(__name__)
 
-# The Engine of a run worker.
-engine: Any = None
+engine: Any = None  # the Engine of a run worker
 
 
 @shared_task(name=lifecycle.EXECUTE)

@@ -25,8 +25,7 @@ Data = Mapping[str, Any]
 # void text, ready to send, if the protocol needs them. A status or a text: the Run, at the end with ``credits_spent``.
 Facts = Any
 
-# What a call awaits, and the node type of calls that the user's app executes.
-CLIENT = "client"
+CLIENT = "client"  # what a call awaits, and the node type of calls that the user's app executes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +213,8 @@ class Rendering(ABC):
 
     # --- in the protocol's format -------------------------------------------------------------------------------------
 
-    # The last parts of every stream.
-    closing: ClassVar[tuple[Part, ...]] = ()
-    # Whether a question that belongs to no call is shown as a call.
-    shows_questions: ClassVar[bool] = True
+    closing: ClassVar[tuple[Part, ...]] = ()  # the last parts of every stream
+    shows_questions: ClassVar[bool] = True  # as calls, if they belong to none
 
     def begin(self) -> list[Part]:
         """The run executes, perhaps not for the first time."""

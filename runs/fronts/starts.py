@@ -22,8 +22,7 @@ from runs.models import ClientRun, Run, RunStatus
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
-# Characters that are kept of a client's error about a failed call.
-ERROR_MAX_CHARS = 1000
+ERROR_MAX_CHARS = 1000  # that are kept of a client's error about a failed call
 
 
 def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:

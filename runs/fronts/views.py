@@ -39,8 +39,7 @@ POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frame
 LAST_EVENT_ID = OpenApiParameter(
     "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
 )
-# The most JSON values in a body of up to UI_MAX_BODY_BYTES.
-UI_VALUES_MAX = 4 * VALUES_MAX
+UI_VALUES_MAX = 4 * VALUES_MAX  # in a body of up to UI_MAX_BODY_BYTES
 # The index of an event, and the number of a frame among the event's frames, from 1.
 Position = tuple[int, int]
 BEGINNING = (0, 0)
@@ -179,8 +178,7 @@ class FrontViewSet(ServiceViewSet):
 
     parser_classes = []
     content_negotiation_class = AnyMediaType
-    # The protocols have their own ids of requests.
-    idempotent_actions = frozenset()
+    idempotent_actions = frozenset()  # the protocols have their own ids of requests
     stream_headers: ClassVar[dict[str, str]] = {}
 
     def chat(self, key: str) -> Chat:

@@ -59,8 +59,7 @@ ABOUT = {
     "instructions": "Runs AI agents in chats. Create a chat, start a run in it with a message, and read its answer. "
     "A run whose status is waiting needs an answer to its pendingWaitpoint before it continues.",
 }
-# The tools never change within a release.
-CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}
+CACHED = {"ttlMs": 3_600_000, "cacheScope": "public"}  # the tools never change within a release
 
 
 # --- JSON-RPC ---------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from runs.streams.reads import Event
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-# Without a blank line after it, which some clients would take for the end of an empty event.
-COMMENT = b": keep-alive\n"
+COMMENT = b": keep-alive\n"  # without a blank line, which some clients would take for the end of an empty event
 # Line breaks in Unicode, but not in JSON or server-sent events. Many clients split lines as Unicode does.
 LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 POSITION_MAX_DIGITS = 18

@@ -54,8 +54,7 @@ class AgUi(Rendering):
         self.before: Part | None = None
         self.given: Collection[str] = ()
         self.with_user_messages = True
-        # Whether the client has RUN_STARTED.
-        self.is_sent = False
+        self.is_sent = False  # whether the client has RUN_STARTED
 
     def wants(self, event: Event) -> bool:
         return super().wants(event) or (event.type == StreamType.MESSAGE_RESET and self.is_sent and self.has_text)

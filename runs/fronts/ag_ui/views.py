@@ -24,20 +24,17 @@ from runs.fronts.views import Frames, FrontViewSet, frame
 from runs.models import LIVE_RUN_STATUSES, ClientRun, Run, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.streams.views import CONTENT_TYPE, HEADERS, opening_of
 
-# This name stands for a run without an agent.
-DEFAULT = "default"
+DEFAULT = "default"  # stands for a run without an agent
 NO_AGENT = "There is no agent with this name."
 # The kind of the key that names the run that a request answered, if it shows runs in line.
 ANSWERED = "ag-ui answered"
 RUN_ID_MAX_CHARS = 1000
 RESUME_STATUSES = ("resolved", "cancelled")
 NO_INPUT = {"type": "object", "properties": {}}
-# The most results of calls in a request; earlier ones are ignored.
-RESULTS_MAX = 100
+RESULTS_MAX = 100  # the most results of calls in a request; earlier ones are ignored
 # The most interrupts that a request may answer, with some queries for each. A chat has one open interrupt at a time.
 INTERRUPTS_MAX = 100
-# The most messages that a connecting client gets.
-CONNECTED_MESSAGES = 200
+CONNECTED_MESSAGES = 200  # the most that a connecting client gets
 
 INFO = {
     "version": "1.75.0",
@@ -68,11 +65,11 @@ class Sent:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= RUN_ID_MAX_CHARS:
             problems["runId"] = [f"Use a text of 1 to {RUN_ID_MAX_CHARS} characters."]
         fields = ("messages", "resume", "tools", "context")
-        lists = [[] if body.get(field) is None else body[field] for field in fields]
-        for number, given in enumerate(lists):
+        lists = {field: [] if body.get(field) is None else body[field] for field in fields}
+        for field, given in lists.items():
             if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-                problems[fields[number]], lists[number] = ["Use a list of objects."], []
-        messages, self.resume, self.tools, self.context = lists
+                problems[field], lists[field] = ["Use a list of objects."], []
+        messages, self.resume, self.tools, self.context = lists.values()
         wrong = (index for index, entry in enumerate(self.resume) if entry.get("status") not in RESUME_STATUSES)
         if (index := next(wrong, None)) is not None:
             problems[f"resume.{index}.status"] = [f"Use one of these: {', '.join(RESUME_STATUSES)}."]

@@ -32,8 +32,7 @@ from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE, opening_of
 
 FILE_NAME_MAX_CHARS = 255
-# RFC 2397.
-DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,]*)?),", re.IGNORECASE)
+DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,]*)?),", re.IGNORECASE)  # RFC 2397
 BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
