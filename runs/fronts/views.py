@@ -181,18 +181,15 @@ class FrontViewSet(ServiceViewSet):
     idempotent_actions = frozenset()  # the protocols have their own ids of requests
     stream_headers: ClassVar[dict[str, str]] = {}
 
-    def chat(self, key: str) -> Chat:
-        """The caller's chat with this id or client id. Raises NotFound."""
-        if (found := find_chat(self.request.user, key)) is None:
-            raise NotFound
-        return found
-
-    def chat_or_new(self, key: str) -> Chat:
-        """The caller's chat with this id or client id; a new chat with this client id if there is none."""
-        if (found := find_chat(self.request.user, key)) is None:
+    def chat(self, key: str, *, make: bool = False) -> Chat:
+        """The caller's chat with this id or client id. If there is none: a new one with this client id, or NotFound."""
+        found = find_chat(self.request.user, key)
+        if found is None and make:
             self.require_scope("chats:write")
             self.require_scope("runs:write")
             found, _ = make_chat(self.request.user, client_id=key)
+        if found is None:
+            raise NotFound
         return found
 
     def active_run(self, chat: Chat) -> Run | None:

@@ -92,8 +92,7 @@ class AgUi(Rendering):
         if status["status"] != RunStatus.COMPLETED:
             error = {"message": status["errorMessage"], "code": status["errorCode"], "usage": [counts | total]}
             return [{"type": "RUN_ERROR", **error}]
-        used = money.to_number(facts.credits_spent)
-        result = {"runId": self.run_id, "creditsUsed": used, "output": facts.output}
+        result = {"runId": self.run_id, "creditsUsed": money.to_number(facts.credits_spent), "output": facts.output}
         return [self.of_run("RUN_FINISHED", result=result, usage=[counts | total])]
 
     def client_calls(self) -> list[Part]:
@@ -179,8 +178,7 @@ class Transcript(AgUi):
         super().__init__(run, thread, name, then)
         earlier = Run.objects.filter(chat=run.chat_id, created_at__lt=run.created_at)
         shown = Message.objects.filter(run_id__in=earlier.order_by().values("pk"))
-        asked = Message.objects.filter(pk=run.user_message_id)
-        self.messages = [*messages_of(run, shown), *messages_of(run, asked)]
+        self.messages = [*messages_of(run, shown), *messages_of(run, Message.objects.filter(pk=run.user_message_id))]
         # The message of the last turn, and the pieces of its text.
         self.message: AgUiMessage = {}
         self.pieces: list[str] = []
@@ -207,8 +205,7 @@ class Transcript(AgUi):
         return []
 
     def call(self, call: Call) -> list[Part]:
-        shown = tool_call(call.id, call.name, to_text(call.input))
-        self._begun().setdefault("toolCalls", []).append(shown)
+        self._begun().setdefault("toolCalls", []).append(tool_call(call.id, call.name, to_text(call.input)))
         return []
 
     def output(self, call: Call, data: Data) -> list[Part]:

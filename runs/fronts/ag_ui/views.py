@@ -134,7 +134,7 @@ class AgUiViewSet(FrontViewSet):
 
     def answer(self, sent: Sent, agent: str | None) -> Frames:
         # A run can be answered and continue when its agent is no longer offered.
-        chat = self.chat_or_new(sent.thread) if offers(agent) else find_chat(self.request.user, sent.thread)
+        chat = self.chat(sent.thread, make=True) if offers(agent) else find_chat(self.request.user, sent.thread)
         if chat is None:
             raise NotFound(NO_AGENT)
         key = starts.key_of("ag-ui", sent.name)

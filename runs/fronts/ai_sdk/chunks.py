@@ -77,8 +77,7 @@ class Chunks(Rendering):
             return self.client_calls()
         chunk = {"type": "tool-approval-request", "approvalId": waitpoint["id"], "toolCallId": call.id}
         asked = waitpoint["requestPayload"]
-        descriptor = amounts(asked) | {"expiresAt": waitpoint["expiresAt"]}
-        chunk |= {"reason": reason(asked), "approvalDescriptor": descriptor}
+        chunk |= {"reason": reason(asked), "approvalDescriptor": amounts(asked) | {"expiresAt": waitpoint["expiresAt"]}}
         return [chunk, *self.client_calls()]
 
     def answer(self, call: Call, waitpoint: Data) -> list[Part]:

@@ -157,7 +157,7 @@ class AiSdkViewSet(FrontViewSet):
         files = sent.files()
         options = starts.options_of(self.request.user, sent.run, message=sent.text)
         self.require_scope("runs:write")
-        chat = self.chat_or_new(sent.chat)
+        chat = self.chat(sent.chat, make=True)
         known = starts.named(chat, sent.message_id)
         if known is not None and starts.is_same(known, sent.text):
             return known
@@ -167,8 +167,7 @@ class AiSdkViewSet(FrontViewSet):
             options["attachment_ids"] = [
                 file if isinstance(file, str) else attached(self.request.user, *file) for file in files
             ]
-        key = starts.key_of(sent.message_id)
-        return self.start(chat, key, options, given=sent.run, message_id=sent.message_id)
+        return self.start(chat, starts.key_of(sent.message_id), options, given=sent.run, message_id=sent.message_id)
 
     def regenerated(self, sent: Sent) -> Run:
         """The run that replaces the run of the named message. A message without a run gets its first one. By default a
