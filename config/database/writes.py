@@ -30,7 +30,7 @@ class Writes:
         self.statements: list[tuple[str, Sequence[Any], Callable[[], None] | None]] = []
         self.inserted: list[models.Model] = []
 
-    def insert(self, *rows: models.Model) -> None:
+    def insert(self, *rows: models.Model) -> Self:
         """INSERT rows of one model, without the database defaults of their columns and without reading their keys."""
         if rows:
             db, model = connections[DEFAULT_DB_ALIAS], type(rows[0])
@@ -38,8 +38,9 @@ class Writes:
             values = [field.get_db_prep_save(getattr(row, field.attname), db) for row in rows for field in fields]
             self.execute(_insert(model, len(rows)), values)
             self.inserted += rows
+        return self
 
-    def update(self, model: type[models.Model], where: Values, changes: Values, key: Key | None = None) -> None:
+    def update(self, model: type[models.Model], where: Values, changes: Values, key: Key | None = None) -> Self:
         """UPDATE the rows whose fields have the values of ``where``, which may be None. Fields are named by attribute
         (``chat_id``), values are no expressions, and protected fields change only with the model's ``key``.
         """
@@ -50,6 +51,7 @@ class Writes:
         values = [field.get_db_prep_save(value, db) for field, value in zip(fields, changes.values(), strict=True)]
         conditions, known = _conditions(model, where)
         self.execute(f'UPDATE "{model._meta.db_table}" SET {assignments} WHERE {conditions}', values + known)  # noqa: S608
+        return self
 
     def lock(self, model: type[models.Model], where: Values) -> None:
         """Lock the rows whose fields have the values of ``where``, as an UPDATE does. For guards."""
@@ -101,20 +103,6 @@ class Writes:
             sql = _numbered(tuple(sql for sql, _, _ in self.statements), self.guards)
             cursor.execute(sql, [value for _, values, _ in self.statements for value in values])
             return list(cursor.fetchone()) if len(self.statements) > 1 else [int(cursor.rowcount)]
-
-
-def insert(*rows: models.Model) -> None:
-    """``Writes.insert`` alone."""
-    writes = Writes()
-    writes.insert(*rows)
-    writes.do()
-
-
-def update(model: type[models.Model], where: Values, changes: Values, key: Key | None = None) -> int:
-    """``Writes.update`` alone. Returns how many rows it changed."""
-    writes = Writes()
-    writes.update(model, where, changes, key)
-    return writes.do()
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)

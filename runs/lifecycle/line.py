@@ -15,7 +15,7 @@ from django.db.models.functions import Coalesce
 from chats.models import Chat
 from config.database.protected import ProtectedQuerySet
 from config.database.queries import CompiledQuery
-from config.database.writes import Writes, update
+from config.database.writes import Writes
 from config.kernel import clock
 from config.queue.publisher import nudge_after_commit
 from runs.models import Run, RunStatus
@@ -114,13 +114,13 @@ def promote_next(run: Run) -> str | None:
     chat: call it before the run is locked. Returns the promoted run's id, for ``unblock`` once ``run`` has ended.
     """
     active = {"id": run.chat_id, "active_run_id": run.pk}
-    if not update(Chat, active, _idle(run) | {"has_line": False}):
+    if not Writes().update(Chat, active, _idle(run) | {"has_line": False}).do():
         return None
     # A second statement sees the runs that were enqueued while the first one waited for the chat's lock.
     following = _next_blocked.first(run.chat_id)
     if following is None:
         return None
-    update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk, "has_line": True})
+    Writes().update(Chat, {"id": run.chat_id}, {"active_run_id": following.pk, "has_line": True}).do()
     return following.pk
 
 

@@ -17,7 +17,7 @@ from django.db.models import Case, F, Subquery, Value, When
 from chats.models import Chat
 from config.database.batches import limit_lock_wait
 from config.database.protected import take_key
-from config.database.writes import Writes, insert, update
+from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.jsontext import to_text
 from config.queue import publisher
@@ -112,7 +112,7 @@ def cancel_line(chat_id: str) -> None:
     if not runs:
         return
     happened = [(run, [events.run_status(run, to)]) for run in runs]
-    insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True)))
+    Writes().insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True))).do()
     # If the first event has no endpoint, the others have none either: all runs belong to one user.
     reports = Writes()
     for run, told in happened:
@@ -188,7 +188,7 @@ def _emit(writes: Writes, run: Run, happened: Events) -> None:
 def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
     """Move a tool call on; the same transaction has locked or fenced its run. Returns the call as it then is."""
     changes |= {"status": to, "updated_at": clock.now()}
-    if not update(ToolInvocation, {"id": call.pk, "status": call.status}, changes, _KEY):
+    if not Writes().update(ToolInvocation, {"id": call.pk, "status": call.status}, changes, _KEY).do():
         raise LeaseLost(call.run_id)
     moved = changed(call, **changes)
     metrics.call_moved(moved, call.status)
@@ -198,7 +198,7 @@ def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
 def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
     """Move a pending waitpoint to its end; the same transaction has locked its run. Returns it as it then is."""
     changes |= {"status": to}
-    if not update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY):
+    if not Writes().update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY).do():
         raise LeaseLost(waitpoint.run_id)
     return changed(waitpoint, **changes)
 

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from chats.models import Chat, Message
 from chats.services import add_message, write_content
-from config.database.writes import Writes, insert
+from config.database.writes import Writes
 from config.kernel import clock
 from config.queue.publisher import nudge_after_commit
 from runs import catalogue, events, metrics
@@ -240,7 +240,7 @@ def finish(
     if owned:
         run = fence(run, ends=True)
     if turn is not None:
-        insert(turn)
+        Writes().insert(turn).do()
         spending.charge(charge)
         changes |= spending.usage(run, turn)
     to, end_reason = (RunStatus.FAILED, "run_ended") if failure else (RunStatus.CANCELLED, "run_cancelled")
@@ -260,7 +260,7 @@ def finish(
         happened.append(events.run_status(run, to, code, failure.message))
         changes |= {"error_code": code, "error_message": failure.message, "failure_reason": failure.reason}
         if attempt is not None:
-            insert(attempt)
+            Writes().insert(attempt).do()
         if code == RunError.INSUFFICIENT_CREDITS:
             spending.report_exhausted(run)
         # For staff: only names of this service and numbers. It quotes no text of users or providers.

@@ -9,7 +9,7 @@ from django.db import models, transaction
 
 from chats.models import Attachment
 from config.database.protected import FieldIsProtected, Key, ProtectedModel, take_key
-from config.database.writes import Writes, update
+from config.database.writes import Writes
 from runs.models import Run, ToolInvocation, Waitpoint
 from tests import factories
 from webhooks.models import Delivery
@@ -40,9 +40,8 @@ def upsert(row: Any) -> None:
 
 
 PATHS: dict[str, Callable[[Any], Any]] = {
-    "update": lambda row: update(type(row), {"id": row.pk}, {"status": "X"}),
-    "update with another key": lambda row: update(type(row), {"id": row.pk}, {"status": "X"}, Key()),
     "Writes.update": lambda row: Writes().update(type(row), {"id": row.pk}, {"status": "X"}),
+    "Writes.update with another key": lambda row: Writes().update(type(row), {"id": row.pk}, {"status": "X"}, Key()),
     "QuerySet.update": lambda row: type(row).objects.filter(pk=row.pk).update(status="X"),
     "QuerySet.change": lambda row: type(row).objects.filter(pk=row.pk).change(Key(), status="X"),
     "QuerySet.update of the default manager": lambda row: type(row)._default_manager.update(status="X"),
@@ -77,7 +76,7 @@ def test_related_rows_are_protected_too(user):
 def test_a_lease_is_protected():
     for field in ("worker_id", "lease_token"):
         with pytest.raises(FieldIsProtected):
-            update(Run, {"id": "run_1"}, {field: 1})
+            Writes().update(Run, {"id": "run_1"}, {field: 1})
 
 
 def test_other_fields_of_a_stored_row_may_change():

@@ -4,7 +4,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 
 from chats.models import Chat, Message
 from config.database import writes as statements
-from config.database.writes import Writes, insert, update
+from config.database.writes import Writes
 from config.kernel import clock
 from config.kernel.ids import new_id
 from runs.models import Run
@@ -86,14 +86,14 @@ def test_an_insert_writes_none_over_the_default_of_the_database(chat):
     now = clock.now()
     run = factories.RunFactory.build(id=new_id("run"), chat=chat, user=chat.user, due_at=None)
     run.created_at = run.updated_at = now
-    insert(run)
+    Writes().insert(run).do()
     stored = Run.objects.get(pk=run.pk)
     assert [stored.due_at, stored.error_code, stored.created_at] == [None, None, now]
 
 
 def test_an_inserted_row_can_be_saved_again(chat):
     row = message(chat)
-    insert(row)
+    Writes().insert(row).do()
     row.content = "changed"
     row.save()
     assert Message.objects.get().content == "changed"
@@ -102,7 +102,7 @@ def test_an_inserted_row_can_be_saved_again(chat):
 @pytest.mark.django_db(transaction=True)
 def test_a_failed_write_rolls_all_writes_back(chat):
     row = message(chat)
-    insert(row)
+    Writes().insert(row).do()
     writes = Writes()
     writes.update(Chat, {"id": chat.pk}, {"title": "New"})
     writes.insert(row)
@@ -124,7 +124,7 @@ def test_a_value_that_is_too_long_is_an_error_and_is_not_cut(chat):
 
 def test_an_unknown_field_is_named_in_the_error(chat):
     with pytest.raises(FieldDoesNotExist, match="tilte"):
-        update(Chat, {"id": chat.pk}, {"tilte": "x"})
+        Writes().update(Chat, {"id": chat.pk}, {"tilte": "x"})
 
 
 def test_the_compiled_statements_are_bounded(chat):
