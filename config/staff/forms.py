@@ -1,5 +1,6 @@
 """Forms and form fields of the admin."""
 
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -90,10 +91,5 @@ class LinesField(forms.CharField):
         return str(super().to_python(value)).replace("\r\n", "\n")
 
 
-class SecretField(forms.CharField):
-    """A new secret. No page shows or reads the stored one, which perhaps no key decrypts. An empty field keeps it."""
-
-    widget = forms.PasswordInput
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(required=False, **options)
+# A new secret. No page shows or reads the stored one, which perhaps no key decrypts. An empty field keeps it.
+SecretField = partial(forms.CharField, widget=forms.PasswordInput, required=False)
