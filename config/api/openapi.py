@@ -24,7 +24,6 @@ from config.api.serializers import camel
 from config.kernel import money
 from config.kernel.errors import BY_STATUS, DomainError
 
-SURFACES = ("/api/v1/", "/api/public/v1/")
 ON_EVERY_ANSWER = ("X-Request-Id", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
 ON_ERRORS = {401: ("WWW-Authenticate",), 429: ("Retry-After",)}
 
@@ -77,9 +76,9 @@ def complete(result: dict[str, Any], generator: Any, request: Any, public: Any) 
             if property_name in fields:
                 shape.setdefault("description", fields[property_name])
     for path, methods in result["paths"].items():
-        surface = next((prefix for prefix in SURFACES if path.startswith(prefix)), "/")
+        place = path.removeprefix("/api/v1/").removeprefix("/api/public/v1/")
         for method, operation in methods.items():
-            known = described("operations").get(f"{method.upper()} {path.removeprefix(surface)}", {})
+            known = described("operations").get(f"{method.upper()} {place}", {})
             describe(known, operation, components["schemas"])
             if "requestBody" in operation:
                 close(operation["requestBody"], components["schemas"], method == "patch" or "any_of" in known)

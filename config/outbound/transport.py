@@ -231,8 +231,7 @@ class _Resolver(AbstractResolver):
 
 def _socket(target: tuple[Any, ...]) -> socket.socket:
     """A socket for this address, which is checked again directly before the connection."""
-    *_, address = target
-    addresses.check_socket_address(address[0])
+    addresses.check_socket_address(target[-1][0])
     return counted_socket(target)
 
 
