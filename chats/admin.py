@@ -1,7 +1,4 @@
-"""The admin of chats and attachments, read-only. It shows no title, message, file or file name: they are private.
-
-Staff with the permission for it read the content of a run on the run's page (``runs.admin``).
-"""
+"""The admin of chats and attachments, read-only. It shows no title, message, file or file name: they are private."""
 
 from django.contrib import admin
 

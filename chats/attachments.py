@@ -59,9 +59,7 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 
 
 def create_attachment(user: Any, *, size_bytes: int, **about: Any) -> Attachment:
-    """``about``: ``file_name``, ``content_type`` and possibly ``sha256``. Raises PayloadTooLarge, and Conflict if all
-    attachments of the user would exceed ATTACHMENT_USER_MAX_BYTES.
-    """
+    """Raises PayloadTooLarge, and Conflict if the user's attachments would exceed ATTACHMENT_USER_MAX_BYTES."""
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
     with transaction.atomic():

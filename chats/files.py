@@ -1,7 +1,5 @@
-"""The files of attachments in Django's storage, and whether a file's bytes agree with its media type.
-
-Each attachment has a folder with random file names in it. A file whose name is in a row never changes. A failure of
-the storage is ``Unavailable`` (503).
+"""The files of attachments in Django's storage, and whether a file's bytes agree with its media type. Each attachment
+has a folder with random file names. A file whose name is in a row never changes.
 """
 
 import codecs

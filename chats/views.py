@@ -1,7 +1,5 @@
-"""Chats, their messages and attachments on both surfaces, and the bytes of attachments.
-
-``PUT {upload.url}`` needs no bearer token: the URL is the credential. If there is an object storage, clients upload to
-it. Downloads are of the whole file or one range.
+"""Chats, their messages and attachments on both surfaces, and the bytes of attachments. ``PUT {upload.url}`` needs no
+bearer token: the URL is the credential. If there is an object storage, clients upload to it.
 """
 
 import re
@@ -245,9 +243,7 @@ def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """The first and the last byte of the requested range. None for the whole file: there is no range, or there are
-    several, or it is malformed (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
-    """
+    """The first and the last byte of a single range. None, for the whole file, without a valid one (RFC 9110, 14.2)."""
     match = RANGE.fullmatch(header)
     if match is None or match.group(1, 2) == ("", ""):
         return None

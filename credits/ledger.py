@@ -1,9 +1,8 @@
 """The only writer of accounts and ledger rows. Amounts are micro-credits. No HTTP, prices or reports here.
 
-Every function joins the caller's transaction or opens its own. Every function can be repeated: the ``cause`` of a row
-is unique, and a second call with the same cause moves nothing. One guarded UPDATE changes the account, in the
-transaction that inserts the rows (``_post``). For a movement of a run, the caller must first lock the run: otherwise,
-of two simultaneous calls with one cause, one moves the credits and the other raises IntegrityError.
+Every function joins the caller's transaction or opens its own. A second call with the ``cause`` of a row moves nothing.
+For a movement of a run, the caller must first lock the run: otherwise, of two simultaneous calls with one cause, one
+moves the credits and the other raises IntegrityError.
 """
 
 import contextlib

@@ -1,7 +1,5 @@
-"""The usage reports: read-only, one account each. Amounts are micro-credits.
-
-A period is a rolling window that ends now: ``7d`` begins exactly 7 × 24 hours before now, and includes a row at exactly
-that time. ``all`` has no lower bound. Whole UTC days are read from totals, a partial day at the start from ledger rows.
+"""The usage reports: read-only, one account each, in micro-credits. A period is a rolling window that ends now: ``7d``
+begins exactly 7 × 24 hours before now, and includes a row at exactly that time.
 """
 
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
-"""Sends this process's share of the webhooks: claims due deliveries, signs and sends them, and records the outcomes.
-
-One thread uses the database, over one connection that it closes when nothing is due. At most WEBHOOK_WORKER_CAPACITY
-attempts run on the event loop of outbound requests; they never touch the database.
+"""Sends this process's share of the webhooks. One thread claims deliveries and records outcomes, over one connection
+that it closes when nothing is due. Attempts run on the event loop of outbound requests, and never touch the database.
 """
 
 import logging
@@ -142,9 +140,7 @@ class Dispatcher:
 
 
 async def attempt(claim: claims.Claim) -> Attempt:
-    """Sign and send a delivery, without the database. Never raises: a failure is an outcome. Sets the context of log
-    lines, so it needs a task of its own.
-    """
+    """Sign and send a delivery. Never raises: a failure is an outcome. Sets the context of its task's log lines."""
     delivery, number = claim.delivery, claim.delivery.attempt_count
     logs.request_id.set(delivery.request_id or logs.NONE)
     logs.run_id.set(delivery.run_id)

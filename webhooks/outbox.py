@@ -53,8 +53,7 @@ def add(
     extra: dict[str, Any] | None = None,
 ) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    the event's id. ``extra`` has the event's own fields (``events.py``); Decimals are written exactly. ``request_id``
-    is that of the request that caused the run, for log lines of attempts.
+    the event's id. ``extra`` has the event's own fields (``events.py``); Decimals are written exactly.
     """
     now = clock.now()
     event_id = new_id("evt")
