@@ -54,15 +54,15 @@ async def new_invocations(session: Session, turn_index: int, calls: list[ToolCal
 
 def _parse(call: ToolCall, tool: ToolDefinition | None) -> tuple[dict[str, Any], ToolFailure | None]:
     """The arguments, {} if they are no JSON object; and why the call fails, or None."""
-    unknown = None if tool else ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
+    failure = None if tool else ToolFailure(CallError.UNKNOWN_TOOL, f"There is no tool named {call.name}.")
     input: dict[str, Any] = {}
     try:
         input = parse_arguments(call.arguments)
         if tool is not None:
             check_input(tool, input)
-    except ToolFailure as failure:
-        return input, unknown or failure
-    return input, unknown
+    except ToolFailure as invalid:
+        failure = failure or invalid
+    return input, failure
 
 
 def needs_no_approval(session: Session, calls: list[ToolInvocation]) -> list[ToolInvocation]:

@@ -9,7 +9,6 @@ import time
 
 from django.conf import settings
 
-from config.database.retry import persist
 from config.outbound import transport
 from config.outbound.loop import raise_open_file_limit
 from config.telemetry import logs, tracing
@@ -57,7 +56,7 @@ class Engine:
         self.loop_thread.start()
         for step in (self.heartbeat.register, catalogue.refresh):
             # An outage of the database at the start is waited out, like any other.
-            asyncio.run_coroutine_threadsafe(persist(self.process.db_threads, step), self.loop).result()
+            asyncio.run_coroutine_threadsafe(self.process.db(step), self.loop).result()
         self.heartbeat.start()
 
     def offer(self, run_id: str) -> None:

@@ -51,9 +51,8 @@ Age = tuple[datetime, str]  # the run's time of creation and its id
 
 
 class CreditLine:
-    """The steps of a process that wait for credits which other steps of the same user hold. Of each user, only the
-    first step looks whether the credits are there: that of the oldest run. ``lifecycle.wait_for_credits`` keeps the
-    order between processes. ``leaving``: whether the process drains; then the waits end.
+    """The steps of a process that wait for credits which other steps of the same user hold. Of each user, only the step
+    of the oldest run looks for them; ``lifecycle.wait_for_credits`` keeps the order between processes.
     """
 
     def __init__(self, leaving: Callable[[], bool]) -> None:
@@ -62,7 +61,7 @@ class CreditLine:
         self._lines: dict[int, list[tuple[Age, asyncio.Event]]] = {}
 
     async def wait(self, user_id: int, age: Age, waits: Callable[[], Awaitable[bool]]) -> None:
-        """Wait while ``waits`` returns true. Only the first of the user's line calls it. ``age`` is that of the run."""
+        """Wait while ``waits`` returns true, or until the process drains. ``age`` is that of the step's run."""
         place = age, asyncio.Event()
         line = self._lines.setdefault(user_id, [])
         insort(line, place, key=lambda other: other[0])
@@ -124,8 +123,7 @@ class _Provider:
 
 class ModelPlaces:
     """The requests of a process to models: those that are being made, and those that wait for a place at a provider
-    with limits, each as a future. One thread asks for the places of all: at once when something changed, otherwise at
-    intervals; it also renews the places that the process holds. When the process is ``leaving``, no request gets one.
+    with limits. One thread asks for the places of all, and renews those that the process holds.
     """
 
     def __init__(self, leaving: Callable[[], bool]) -> None:

@@ -95,9 +95,8 @@ class Answer:
 async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
 ) -> Answer:
-    """Hold the most that the request can cost, and make it if credits and budget are enough. ``listen`` gets the text;
-    the other arguments are those of ``allow``. Raises ModelError; also Short, for a turn even if credits or budget cut
-    its answer within a call.
+    """Make the request with the allowance of ``allow``. ``listen`` gets the text. Raises ModelError; also Short, for a
+    turn even if credits or budget cut its answer within a call.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
@@ -182,10 +181,9 @@ def allow(
     reserve: int = 0,
     may_count: bool = False,
 ) -> Allowance:
-    """Hold the most that the request can cost, with an output limit for which credits and budget are enough.
-    ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this
-    one. ``may_count``: the provider can count the request's tokens. Raises Short if they are not enough for
-    MODEL_MIN_OUTPUT_TOKENS; also Unclear and LeaseLost.
+    """Hold the most that the request can cost, with an output limit for which credits and budget are enough: Short if
+    that is below MODEL_MIN_OUTPUT_TOKENS; Unclear, if the provider ``may_count``, before the limit is lowered at all.
+    ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits to be left for the request after this one.
     """
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):

@@ -61,9 +61,9 @@ def _charged(of: str) -> str:
 
 
 def _deliveries() -> Iterator[tuple[str, str]]:
-    """Each reported change has its delivery. Runs that began before the endpoint's last change, or at that moment, are
-    left out. Deliveries have no index by run, so both sides are counted as a whole and joined. The user's endpoint and
-    the installation endpoint have a statement each: one condition for both would compare every run with every endpoint.
+    """Each reported change has its delivery; runs from before the endpoint's last change are left out. Deliveries have
+    no index by run, so both sides are counted as a whole. One condition for the user's and the installation endpoint
+    would compare every run with every endpoint.
     """
     for event in Event:
         status = f'"status":"{event.stream_status}"' if event.stream_status else ""

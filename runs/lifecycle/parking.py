@@ -71,8 +71,7 @@ def park_run(run: Run) -> Moved:
 @transaction.atomic
 def record_outcome(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> tuple[ToolInvocation, bool]:
     """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to, in any state of the run.
-    Or the progress of an open call, unless the last one is less than PROGRESS_SECONDS old. Only the first outcome in
-    time counts. Returns the call as it then is, and whether this was recorded.
+    Or its progress. The first outcome in time counts. Returns the call as it then is, and whether this was recorded.
     """
     run, call = _locked(call)
     if isinstance(said, Parked):
@@ -148,9 +147,8 @@ def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
 def due_contacts(
     limit: int, of_a_user: int, tools: Collection[str], users: Collection[int]
 ) -> list[tuple[str, str, int, int]]:
-    """Calls about which a tool's server is due to be contacted, except calls of these ``tools`` and ``users``, and at
-    most ``of_a_user`` of each user. Each row: the call's id, tool, user, and number among the user's due calls, from 1.
-    The longest due call of each user comes first.
+    """Calls about which a tool's server is due to be contacted, but not those of ``tools`` and ``users``: id, tool,
+    user, and number among the user's due calls, from 1 to ``of_a_user``. The longest due call of each user comes first.
     """
     due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
     due = due.exclude(name__in=tools).exclude(run__user__in=users)

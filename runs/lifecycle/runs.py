@@ -90,9 +90,8 @@ def request_cancel(run_id: str) -> None:
 
 @transaction.atomic
 def claim(run_id: str, worker_id: str) -> Run | None:
-    """queued → running, or the takeover of a running run that lost its worker. None if another worker has the run or
-    the run may not execute now. A worker can claim a run that it owns but does not execute: the answer to the commit of
-    its claim was lost, or the step after the claim failed.
+    """queued → running, or the takeover of a running run without a worker. None if the run may not execute here now. A
+    worker can claim a run that it owns but does not execute: its claim's answer was lost, or the next step failed.
     """
     run = lock_claimable(run_id, worker_id)
     if run is None:
@@ -122,10 +121,9 @@ def claim(run_id: str, worker_id: str) -> Run | None:
 def record_turn(
     run: Run, turn: Turn, calls: Calls, *, content: str, delta: str, charge: Charge | None, ready: Calls = ()
 ) -> Moved:
-    """Record a model's response that has tool calls: its text, its usage and its calls.
-
-    ``delta`` is the text that was not streamed yet, ``content`` the message as it now is. ``calls`` are not stored yet;
-    calls that cannot be made are FAILED. The calls in ``ready`` are dispatched. Returns all calls as they are stored.
+    """Record a model's response that has tool calls. ``delta`` is the text that was not streamed yet, ``content`` the
+    message as it now is. ``calls`` are not stored yet; those that cannot be made are FAILED, those in ``ready`` are
+    dispatched. Returns all calls as they are stored.
     """
     call_transitions.fence_to_dispatch(run, ready)
     spending.charge(charge)

@@ -106,9 +106,9 @@ def report_exhausted(run: Run) -> None:
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
-    """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn`` is the turn's
-    index, or ``Compaction.KEY``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits; then
-    nothing has changed. A repeated call returns the hold of the first call.
+    """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn``: its index, or
+    ``Compaction.KEY``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits. A repeated call returns
+    the first hold.
     """
     # The statement locks the run, so its next owner, or its end, finds this hold when it looks for open holds.
     try:
@@ -145,8 +145,7 @@ def spendable(run: Run, least: int) -> int | None:
     must wait: what is missing is only held for a while by other steps of the user, or an older run of the user waits.
 
     A step waits only for holds that are settled without a person: those of runs that execute, or that a worker resumes
-    next. A run that waits for another answer can keep the hold of an approved call for a day, and a call that awaits
-    its outcome its own for weeks. A call whose server asks the user keeps it until the run has asked: after this step.
+    next, but not of calls that await an outcome or an answer of the user, which can take weeks.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)

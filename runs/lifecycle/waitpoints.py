@@ -87,10 +87,9 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
 
 
 def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
-    """Change an open call by the user's answer to a question about it. An approved call gets its hold and stays
-    PENDING, also if the hold or the run must wait for credits; it becomes FAILED if they are not enough. A refused call
-    becomes REFUSED. An answer to the server of an open call is stored: a task's server gets the answers when they are
-    complete, other servers when the call is made again.
+    """Change an open call by the user's answer about it. An approved call gets its hold and stays PENDING, also if it
+    must wait for credits, or becomes FAILED without enough; a refused one becomes REFUSED. Answers to the call's server
+    are stored: a task's server gets them when they are complete, others when the call is made again.
     """
     if kind == WaitpointKind.CLARIFICATION:
         if call.status == InvocationStatus.DISPATCHING:

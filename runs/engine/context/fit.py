@@ -218,7 +218,6 @@ def _text(run: Run, run_ids: Sequence[str], result_chars: int, before: str, most
     """The runs, and the summary ``before`` them, in at most about ``most`` bytes: long texts are cut if necessary."""
     runs, _ = history.load_parts(run_ids, Cut(), (), result_chars)  # without notes in place of results
     head = f"{BEFORE}\n{before}\n\n" if before else ""
-    text = ""
     for length in (None, *LENGTHS):
         text = f"{head}{CHAT}\n" + "\n".join(line for part in runs for line in _lines(part, length))
         if len(text.encode()) <= most:
