@@ -15,8 +15,7 @@ from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
-# The most requests of a process at a time: in all, to one server, and for one user. So a slow server, or a user with
-# many calls, delays no other. Calls without a place stay due.
+# The most requests of a process at a time, so that no slow server, or user with many calls, delays others.
 CONTACTS_MAX = 512
 CONTACTS_PER_SERVER = 32
 CONTACTS_PER_USER = 16
@@ -103,9 +102,4 @@ async def contact(process: Process, call: ToolInvocation, tool: ToolDefinition |
             answer = failure
     elif call.is_open:
         return
-    if not call.is_open:
-        await process.db_for(user.pk, lifecycle.record_contact, call, None)
-    elif answer is None or isinstance(answer, Parked):
-        await process.db_for(user.pk, lifecycle.record_contact, call, answer)
-    else:
-        await process.db_for(user.pk, lifecycle.record_outcome, call, answer)
+    await process.db_for(user.pk, lifecycle.record_contact, call, answer)

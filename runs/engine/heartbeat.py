@@ -28,9 +28,7 @@ CONTINUE_SECONDS = 0.01  # the pause if one step was too short to release all ru
 
 
 class Heartbeat(threading.Thread):
-    """``run_ids`` are the runs that the process executes. The callables are called from this thread. ``drop_all`` stops
-    all runs without another write; it returns when all are stopped, or when the process ends.
-    """
+    """Calls the callables on its thread. ``drop_all`` returns when no run writes any more, or when the process ends."""
 
     def __init__(
         self,

@@ -81,8 +81,7 @@ async def execute(session: Session) -> None:
         except Exception as error:
             if end is not None:
                 raise
-            # The answer to a commit was lost, and the repeated step found its own rows: the journal in the database is
-            # ahead of the session's journal.
+            # The answer to a commit was lost, and the repeated step found its own rows: the session is behind.
             if isinstance(error, IntegrityError) and refused_at != session.journal.length:
                 logger.warning("run %s is read again after a write that was already there", session.run.id)
                 refused_at, is_behind = session.journal.length, True

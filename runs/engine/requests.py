@@ -7,7 +7,7 @@ If a provider has counted a request of the model with the same beginning, that c
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,14 +49,12 @@ class Exhausted(RunFailed):
 
 
 class Allowance(NamedTuple):
-    """The request may be made. ``hold`` is None for a free model. ``size`` is that of the request, for the bound of
-    later requests. ``limited_by``: what set the output limit, "model", "budget" or "credits".
-    """
+    """The request may be made, with this size of it and output limit. ``hold`` is None for a free model."""
 
     hold: LedgerEntry | None
     output_tokens: int
     size: Size
-    limited_by: str = "model"
+    limited_by: str = "model"  # what set the output limit; or "budget", "credits"
 
 
 class Unclear(Exception):
@@ -64,9 +62,7 @@ class Unclear(Exception):
 
 
 class Short(Exception):
-    """Credits or budget are not enough for the request: for the reason in ``refusal``, or only now, because other steps
-    hold enough credits. ``needs``: the least that is needed, in micro-credits.
-    """
+    """Credits or budget are not enough: by ``refusal``, or if None, only while other steps hold what it ``needs``."""
 
     def __init__(self, needs: int, refusal: Refusal | None) -> None:
         self.needs, self.refusal = needs, refusal
@@ -85,8 +81,7 @@ async def with_files(session: Session, request: ModelRequest, held: contextlib.A
         raise RunFailed(RunError.INTERNAL_ERROR, "The message's attachments could not be read.") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     allowance: Allowance
     calls: list[ToolCall]
     end: TurnEnd
@@ -273,12 +268,13 @@ def _counted_before(size: Size) -> dict[str, int]:
     if not size.beginnings:
         return {}
     digest = size.beginnings[0][0]
-    if digest not in _known:
+    tokens = _known.get(digest)
+    if tokens is None:
         tokens = CountedBeginning.objects.filter(pk=digest).values_list("tokens", flat=True).first()
         if tokens is None:
             return {}
         _remember(digest, tokens)
-    return {digest: _known[digest]}
+    return {digest: tokens}
 
 
 def is_news(allowance: Allowance, tokens: int) -> bool:

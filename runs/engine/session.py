@@ -1,6 +1,4 @@
-"""One claimed run in memory, and the writes of its streamed text. A session's run and journal change only through
-``step``, ``reload`` and the flush of its text, one at a time.
-"""
+"""One claimed run in memory. It changes only by ``step``, ``reload`` and the flush of its text, one at a time."""
 
 from __future__ import annotations
 
@@ -181,9 +179,7 @@ class Session:
         await self.step(lifecycle.end_request, attempt, self.journal.text, partial_charge)
 
     async def confirm_lease(self) -> None:
-        """Called before a step with an effect outside, which a process that was suspended past its lease must not
-        begin. Waits until the heartbeat has renewed the lease. If the lease was lost, the heartbeat cancels this task.
-        """
+        """Before an effect outside: wait until the lease holds. If it was lost, the heartbeat cancels this task."""
         while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread
 
@@ -239,9 +235,7 @@ class Session:
             await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
 
     async def wait_for_credits(self, least: int) -> None:
-        """Wait while other steps of the user hold credits that this step needs (at least ``least``). The wait takes no
-        thread, connection or place. It ends, too, if the process drains or nothing is left to wait for.
-        """
+        """Wait, without a thread, connection or place, while other steps of the user hold credits that it needs."""
         run, waits = self.run, partial(self.db, lifecycle.wait_for_credits, least)
         await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
@@ -262,9 +256,7 @@ class Session:
 
 
 async def flush_forever(process: Process, gathered: Gathered, interrupt: Callable[[Session], None]) -> None:
-    """Write the ``gathered`` text: of all runs in one transaction. ``interrupt`` is called for each session whose run
-    has changed in the database.
-    """
+    """Write the ``gathered`` text. ``interrupt`` is called for each session whose run has changed in the database."""
     while True:
         await gathered.added.wait()
         await asyncio.sleep(gathered.seconds)

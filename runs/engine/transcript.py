@@ -124,11 +124,9 @@ class Cut:
     result_turn: int = 0
 
     def forms(self, runs: Sequence[RunPart]) -> Callable[[int, int], tuple[int | None, bool]]:
-        """A function that says how to show a turn, by the position of the turn's run in ``runs`` (the last is the run
-        itself) and the turn's index: it returns ``most`` and ``short`` of ``TurnPart.messages``.
-        """
+        """A function: ``most`` and ``short`` of a turn's ``messages``, by its run's place in ``runs`` and its index."""
         noted = next((place for place, run in enumerate(runs) if run.run_id == self.notes_run_id), -1)
-        own = len(runs) - 1
+        own = len(runs) - 1  # the last one is the run itself
 
         def form(place: int, turn: int) -> tuple[int | None, bool]:
             if place == own and turn <= self.short_turn:
@@ -167,8 +165,8 @@ def messages(cut: Cut, runs: Sequence[RunPart]) -> list[Message]:
 
 def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
     """Recorded turns of a run, with its ``calls`` in order: ToolInvocation objects, or rows with the part of the result
-    that is ``shown`` and its whole length in ``chars``. A call without an outcome is left out of its turn. The output
-    of an earlier run becomes text, because the tool for that output is no longer offered.
+    that is ``shown`` and its length in ``chars``. Calls without an outcome are left out. The output of an earlier run
+    becomes text, because its tool is no longer offered.
     """
     results = {turn: list(map(_result, made)) for turn, made in groupby(calls, attrgetter("turn_index"))}
     parts: list[TurnPart] = []
@@ -186,9 +184,7 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
 
 
 def _result(call: Any) -> Result:
-    """A call's outcome for the model. ``chars`` does not count the addresses of results: for a result that was not
-    loaded, it is not known which of them its text lacks.
-    """
+    """A call's outcome for the model. ``chars`` counts no addresses: which of them a note's text lacks is not known."""
     is_error = call.status != InvocationStatus.COMPLETED
     if is_error:
         content = f"{call.error_code or call.status}: {call.error_message or 'The call did not end.'}"

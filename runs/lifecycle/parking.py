@@ -176,12 +176,15 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     return [call for calls_then in taken.values() for call in calls_then]
 
 
-def record_contact(call: ToolInvocation, still: Parked | None) -> None:
-    """The server of a call of ``take_contacts`` has answered that there is no outcome yet; or, with None, it needs no
-    further request about the call.
+def record_contact(call: ToolInvocation, still: ToolResult | ToolFailure | Parked | None) -> None:
+    """The server of a call of ``take_contacts`` has answered: with the outcome, or that there is none yet. No further
+    request is needed if the answer is None, or the call has ended.
     """
-    if still is None:
+    if still is None or not call.is_open:
         ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
+        return
+    if not isinstance(still, Parked):
+        record_outcome(call, still)
         return
     if still.asks_user:
         _ask(call, still)

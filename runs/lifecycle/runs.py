@@ -142,9 +142,7 @@ def record_turn(
 
 
 def complete(run: Run, turn: Turn, *, content: str, delta: str, charge: Charge | None, **changes: Any) -> Moved:
-    """running → completed with ``changes``, by a model's response without tool calls. The other arguments are as in
-    ``record_turn``.
-    """
+    """running → completed, by a response without tool calls, with ``changes``. The others are as in ``record_turn``."""
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)

@@ -75,9 +75,7 @@ class Refusal:
 
 
 def refusal(run: Run, needs: int, *, of_credits: bool = True) -> Refusal | None:
-    """The refusal if maxCredits, or what is available, is too little for a step that ``needs`` this amount.
-    None also if it only has to wait for other steps. Reads only.
-    """
+    """Why budget or credits are not enough for a step; None also if it only has to wait for other steps. Reads only."""
     if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) < needs:
         return Refusal(RunError.BUDGET_EXCEEDED, needs, left)
     available = spendable(run, needs) if of_credits else None

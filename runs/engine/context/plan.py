@@ -64,9 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools. ``counted``: the turn
-    whose request the provider has counted last.
-    """
+    """The next request's transcript. ``fixed``: bytes of instructions and tools; ``counted``: the last counted turn."""
 
     model: ModelDefinition
     history: History
