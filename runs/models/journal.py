@@ -46,11 +46,9 @@ FINAL_INVOCATION_STATUSES = [status for status in InvocationStatus if status.fin
 class Turn(models.Model):
     """One recorded model response. ``tool_calls``: ``[{"id", "name", "arguments"}]``, with the arguments as the model's
     text. Calls of OUTPUT_TOOL have no ToolInvocation, but also "key" and "told": what the model was told, or null if
-    the call gave the output.
-
-    ``input_tokens`` are all tokens of the request; ``cached_tokens`` and ``cache_write_tokens`` are the parts of them
-    that the provider read from its cache and wrote to it. ``reasoning`` are the provider's own items, which are sent
-    back only to the same ``origin`` (kind and name of the provider, and name of the model).
+    the call gave the output. ``input_tokens`` include ``cached_tokens`` and ``cache_write_tokens``, which the provider
+    read from its cache and wrote to it. ``reasoning`` are the provider's own items, which are sent back only to the
+    same ``origin`` (kind and name of the provider, and name of the model).
     """
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="turns", db_index=False)
@@ -94,9 +92,7 @@ class CountedBeginning(models.Model):
 
 class Compaction(models.Model):
     """A step of ``run`` that shortens the chat's transcript for the run's turn ``turn_index`` and all later requests of
-    the chat. Messages stay as they are.
-
-    Each row has the whole state, so a chat's newest row says what its next request leaves out: the runs up to
+    the chat. Each row has the whole state, so a chat's newest row says what its next request leaves out: the runs up to
     ``last_run_id``, which ``text`` replaces, and the results up to the turn ``notes_turn`` of ``notes_run_id``. For
     later requests of ``run`` itself also: the texts and arguments up to ``short_turn``, and the ends of results with
     more than ``result_chars`` characters up to ``result_turn``. Tokens and cost are those of a summary.
@@ -246,9 +242,9 @@ class ToolInvocation(ProtectedModel):
 
 
 class Waitpoint(ProtectedModel):
-    """A question to the user, for whose answer the run waits, about one invocation. A call of ``ask_user`` that needs
-    an approval has two: first the approval, then the question. A waitpoint without an invocation says that credits or
-    budget are not enough for the next step, which needs at least ``needed`` micro-credits; more credits answer it, too.
+    """A question to the user, for whose answer the run waits, about one invocation. Without an invocation, it says that
+    the next step needs at least ``needed`` micro-credits, for which credits or budget are not enough; more credits
+    answer it, too.
     """
 
     id = IdField(prefix="wp")
