@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from django.conf import settings
@@ -91,24 +92,17 @@ class ToolDefinition:
         return cls(**values | {"secret_headers": parse_headers(row.secret_headers), "signing_secret": secret})
 
 
-@dataclass(frozen=True, slots=True)
-class ToolImage:
-    """An image of one of ``runs.tools.files.IMAGE_TYPES``."""
-
-    content: bytes = field(repr=False)
-    content_type: str
+ToolImage = tuple[bytes, str]  # the content, and its type: one of ``runs.tools.files.IMAGE_TYPES``
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``text`` is what the model reads. ``credit_used`` is in micro-credits; None means the full price. ``images`` are
-    to be stored; then their addresses are added to ``urls``.
-    """
+    """``text`` is for the model. ``credit_used``: micro-credits; None is the full price. ``images`` become ``urls``."""
 
     text: str
     urls: tuple[str, ...] = ()
     credit_used: int | None = None
-    images: tuple[ToolImage, ...] = ()
+    images: tuple[ToolImage, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +132,7 @@ class ToolFailure(Exception):
         super().__init__(self.code, self.message)
 
 
-def tool_error(message: str) -> ToolFailure:
-    return ToolFailure(CallError.TOOL_ERROR, message)
-
-
+tool_error = partial(ToolFailure, CallError.TOOL_ERROR)
 Outcome = ToolResult | Parked
 Executor = Callable[[ToolDefinition, dict[str, Any], ToolContext], Awaitable[Outcome]]
 # Returns the outcome of an open call, and None for a call that has ended.
@@ -160,13 +151,11 @@ def text_input(max_length: int, description: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinTool(ToolDefinition):
-    """A built-in tool: its row in a new catalogue, and its code. ``execute`` is None for ``ask_user``. If a tool
-    ``stores_files``, a purge deletes the files of its calls.
-    """
+    """A built-in tool: its row in a new catalogue, and its code. A purge deletes what it stores (``stores_files``)."""
 
     node_type: str = BUILTIN
     repeatable: bool = True
-    execute: Executor | None
+    execute: Executor | None  # None for ``ask_user``
     stores_files: bool = False
     contact: Contact | None = None
 

@@ -57,16 +57,16 @@ def image_of(content: bytes, kind: str) -> ToolImage | None:
     """An image that a tool returned; None if models do not accept its type, or if its bytes do not have this type."""
     kind = kind.partition(";")[0].strip().lower()
     fits = kind in IMAGE_TYPES and SIGNATURES[kind].match(content)
-    return ToolImage(content, kind) if fits else None
+    return (content, kind) if fits else None
 
 
 async def store_images(context: ToolContext, result: ToolResult) -> ToolResult:
     """The result with its images stored as files, whose addresses models and users get."""
     text, urls = [result.text] if result.text else [], list(result.urls)
-    for number, image in enumerate(result.images[: base.TOOL_RESULT_URLS_MAX], 1):
-        name = f"image-{number}.{IMAGE_TYPES[image.content_type]}"
+    for number, (content, kind) in enumerate(result.images[: base.TOOL_RESULT_URLS_MAX], 1):
+        name = f"image-{number}.{IMAGE_TYPES[kind]}"
         try:
-            urls.append(await store_file(context, name, image.content))
+            urls.append(await store_file(context, name, content))
             text.append(f"[{name}]")
         except ToolFailure:
             text.append(f"[{name}, which could not be stored]")
