@@ -168,9 +168,7 @@ def _add_breakpoints(values: dict[str, Any]) -> None:
 
 
 def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn; the first and the last one are the user's. Consecutive messages of one
-    role become one. Reasoning is sent back only to its ``origin``.
-    """
+    """Messages of user and assistant in turn; the first and the last are the user's. ``origin``: as in ``in_order``."""
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"

@@ -120,38 +120,36 @@ class _Output:
         self.reasoning: list[dict[str, Any]] = []
         self.size = TextSize()
         self.characters = self.lines = self.words = 0
-        self.slept = 0.0
+        self.seconds_left = float(settings.MODEL_TIMEOUT_SECONDS)
 
     async def run(self, command: str, values: list[Any]) -> AsyncIterator[str]:
         if self.is_cut:
             return
         pause, text = 0.0, str(values[-1]) if values else ""
-        match command:
-            case "/wait":
-                await self._sleep(values[0])
+        match command, values:
+            case "/wait", [seconds]:
+                await self._sleep(seconds)
                 return
-            case "/fail":
+            case "/fail", _:
                 raise ModelError(FailureReason.MODEL_FAILED, text)
-            case "/cut":
+            case "/cut", _:
                 raise ModelError(FailureReason.CONNECTION_LOST)
-            case "/overflow":
+            case "/overflow", _:
                 raise ModelError(FailureReason.CONTEXT_TOO_LONG, status=400)
-            case "/length":
+            case "/length", _:
                 self.is_cut = True
                 return
-            case "/reason":
+            case "/reason", _:
                 self.grow(text)
                 self.reasoning.append({"type": "reasoning", "text": text})
                 return
-            case "/flaky":
-                status, times, *texts = values
+            case "/flaky", [status, times, *texts]:
                 if self.failures < times:
                     raise refused(status, b"", {}, "")
                 self.failures -= times
                 if not texts:
                     return
-            case "/stream":
-                count, milliseconds = values
+            case "/stream", [count, milliseconds]:
                 text = " ".join(itertools.islice(itertools.cycle(STREAM_WORDS), count))
                 pause = milliseconds / 1000
         if self.lines:
@@ -194,10 +192,9 @@ class _Output:
             raise ModelError(FailureReason.ANSWER_TOO_LONG)
 
     async def _sleep(self, seconds: float) -> None:
-        left = settings.MODEL_TIMEOUT_SECONDS - self.slept
-        self.slept += seconds
-        await asyncio.sleep(min(seconds, max(0.0, left)))
-        if seconds > left:
+        await asyncio.sleep(min(seconds, self.seconds_left))
+        self.seconds_left -= seconds
+        if self.seconds_left < 0:
             raise ModelError(FailureReason.TIME_OUT)
 
 

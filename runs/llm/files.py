@@ -76,7 +76,7 @@ class FileReader:
                 return replace(file, note="the content of this type cannot be shown")
             if _most_bytes(file) > self.size:
                 return replace(file, note="it is too large to be shown")
-            content = self._content(file, _most_bytes(file))
+            content = read_file(file.stored_name, _most_bytes(file), self.end - time.monotonic())
         except FileNotFoundError:
             return replace(file, note="the file no longer exists")
         self.size -= len(content)
@@ -86,14 +86,12 @@ class FileReader:
         if not self.characters:
             return replace(file, note="there is no more room for its content")
         # Without the bytes of a character that the limit cuts.
-        whole = self._content(file, self.characters * BYTES_PER_CHAR_MAX + 1).decode(errors="ignore")
+        content = read_file(file.stored_name, self.characters * BYTES_PER_CHAR_MAX + 1, self.end - time.monotonic())
+        whole = content.decode(errors="ignore")
         text = whole[: self.characters]
         self.characters -= len(text)
         cut = len(text) < len(whole)
         return replace(file, text=text, note=f"only the first {len(text)} characters" if cut else "")
-
-    def _content(self, file: AttachedFile, limit: int) -> bytes:
-        return read_file(file.stored_name, limit, self.end - time.monotonic())
 
 
 def _most_bytes(file: AttachedFile) -> int:

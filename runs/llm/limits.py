@@ -1,6 +1,5 @@
-"""A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users. At
-intervals, each process reports which places it holds and for which users it waits, and gets the requests that it may
-begin. It reports absolute numbers, so the next report corrects a lost answer. A provider's state is one document.
+"""A provider's limits over all worker processes, shared fairly by users. At intervals, each process reports which
+places it holds and for which users it waits, in absolute numbers, so that the next report corrects a lost answer.
 """
 
 from collections import Counter, deque
@@ -21,13 +20,10 @@ WINDOW_SECONDS = 60  # requests are counted by the second in which they begin
 # unused.
 VALID_POLLS = 10
 
-Document = dict[str, Any]
-Granted = dict[str, int]
-
 
 def share_out(
-    document: Document, server: Server, process: str, working: int, waiting: Mapping[str, int], now: float
-) -> tuple[Document, Granted]:
+    document: dict[str, Any], server: Server, process: str, working: int, waiting: Mapping[str, int], now: float
+) -> tuple[dict[str, Any], dict[str, int]]:
     """The next document, and the number of requests that may begin, by user. ``working``: the requests that the process
     makes now. Free places go to one user after another; a place of another process's user is left for that process.
     """
@@ -37,8 +33,7 @@ def share_out(
     for report in processes.values():
         if report["waits_until"] > now:
             wanted.update(report["waiting"])
-    line = dict.fromkeys(user for user in document.get("line", []) if user in wanted)
-    line |= dict.fromkeys(user for user in wanted if user not in line)
+    line = dict.fromkeys([*filter(wanted.__contains__, document.get("line", [])), *wanted])
     buckets = [bucket for bucket in document.get("buckets", []) if bucket[0] + 1 + WINDOW_SECONDS > now]
 
     free = float("inf")
@@ -71,7 +66,7 @@ def share_out(
 
 
 @transaction.atomic
-def take(server: Server, process: str, working: int, waiting: Mapping[str, int]) -> Granted:
+def take(server: Server, process: str, working: int, waiting: Mapping[str, int]) -> dict[str, int]:
     """The number of requests that may begin, by user."""
     row, _ = ProviderUse.objects.select_for_update(no_key=True).get_or_create(provider=server.name)
     document, granted = share_out(row.document, server, process, working, waiting, clock.now().timestamp())

@@ -86,10 +86,8 @@ class ResponsesTurn(TurnReader):
                 self.say_reason((response.get("incomplete_details") or {}).get("reason"))
             case "cancelled":
                 raise ModelError(FailureReason.CONNECTION_LOST, detail="The provider cancelled the answer.")
-            case "completed" if self._was_cut():
-                self.finish_reason = "max_output_tokens"
             case "completed":
-                self.finish_reason = "completed"
+                self.finish_reason = "max_output_tokens" if self._was_cut() else "completed"
         self.ended = True
 
     def _was_cut(self) -> bool:

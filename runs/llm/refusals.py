@@ -56,12 +56,8 @@ FILTERED = (
 )
 # Words of servers about an unknown model, with another status than 404.
 UNKNOWN_MODEL = (
-    "model_not_found",  # OpenAI, Groq
-    "invalid model name",  # LiteLLM
-    "not a valid model",  # OpenRouter
-    "model not exist",  # DeepSeek
-    "invalid model:",  # Mistral
-    "model identifier is invalid",  # Bedrock
+    *("model_not_found", "invalid model name", "not a valid model"),  # OpenAI and Groq, LiteLLM, OpenRouter
+    *("model not exist", "invalid model:", "model identifier is invalid"),  # DeepSeek, Mistral, Bedrock
 )
 # Not only "billing": a message can name a tool of the caller.
 NO_QUOTA = (
@@ -173,9 +169,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def next_model(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
-    """The model that is asked after a failed request, and in how many seconds; an empty name if none is. ``asked``: the
-    models of the turn's failed requests, the last one included. ``chain``: the models that the run may ask, in order.
-    ``seconds_left``: the run's remaining time, within which a wait must end.
+    """The model that is asked after a failed request, or an empty name, and in how many seconds, less than
+    ``seconds_left``. ``asked``: the models of the turn's failed requests. ``chain``: those that the run may ask.
     """
     model = asked[-1]
     tries = asked.count(model)

@@ -1,6 +1,4 @@
-"""The clients of the model servers, and the two requests by which staff check a server: the names of its
-models, and a model's answer. An adapter is imported at its first use, so that web processes do not load any.
-"""
+"""The clients of model servers, imported at their first use, and the two requests by which staff check a server."""
 
 import asyncio
 import time
@@ -19,7 +17,6 @@ from runs.llm.base import ModelClient, ModelError, ModelRequest, TurnEnd, UserMe
 from runs.llm.refusals import refused
 
 CLIENTS_MAX = 64  # a changed server has a new client
-QUESTION = "Answer with the word OK."
 OUTPUT_TOKENS = 16  # the smallest output limit that every provider accepts
 TEXT_MAX_CHARS = 500
 # Limits of the list of a server's models: its bytes, and the names that staff see.
@@ -52,8 +49,8 @@ def probe(model: ModelDefinition) -> dict[str, Any]:
 
 
 async def _ask(model: ModelDefinition) -> dict[str, Any]:
-    question, found, started = (UserMessage(QUESTION),), dict[str, Any](text=""), time.monotonic()
-    request = ModelRequest(model, question, (), "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
+    messages, found, started = (UserMessage("Answer with the word OK."),), dict[str, Any](text=""), time.monotonic()
+    request = ModelRequest(model, messages, (), "probe", turn_index=1, max_output_tokens=OUTPUT_TOKENS)
     try:
         async with asyncio.timeout(settings.STAFF_REQUEST_SECONDS):
             async for event in client_for(model.server).stream(request):

@@ -72,9 +72,8 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
 
 
 def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> dict[str, Any]:
-    """One call of an HTTP tool by staff, with ``arguments``, JSON text of an object. It belongs to no run, and nothing
-    is charged or stored. ``result`` (with ``credits``) or ``failure``: what the model would get. ``sent``: the call's
-    id, if it was made. ``seconds``: how long it took. Blocks for STAFF_REQUEST_SECONDS at most.
+    """A call of an HTTP tool by staff, without a run, a charge and a row. ``result`` (with ``credits``) or ``failure``:
+    what the model would get. ``sent``: the call's id, if it was made. Blocks for STAFF_REQUEST_SECONDS at most.
     """
     trial: dict[str, Any] = {}
     begun, threads = time.monotonic(), Threads(1, 1, "trial")

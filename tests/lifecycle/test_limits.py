@@ -1,6 +1,7 @@
 """What follows a failed request, and how the places of a provider are shared: rules without a database."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ class Installation:
 
     def __init__(self, **limits: int) -> None:
         self.server = Server("test", "openai", **limits)
-        self.document: limits.Document = {}
+        self.document: dict[str, Any] = {}
         self.now = 1_000_000.0
         self.working: dict[str, list[str]] = {}
         self.waiting: dict[str, list[str]] = {}

@@ -1,6 +1,5 @@
-"""The tool type ``mcp``: each tool is a tool of an MCP server (streamable HTTP) that staff add to the catalogue. The
-import of the official SDK takes memory and a second or two, so the first call imports it. The SDK runs on the event
-loop of outbound requests, so that it cannot delay the engine's loop.
+"""The tool type ``mcp``: tools of MCP servers (streamable HTTP). The first call imports the official SDK, which takes
+memory and a second or two. It runs on the event loop of outbound requests, so that it cannot delay the engine's loop.
 """
 
 import asyncio

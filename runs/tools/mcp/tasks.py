@@ -197,7 +197,6 @@ async def _request(
     headers = {
         **definition.secret_headers,
         "Accept": "application/json, text/event-stream",
-        "Accept-Encoding": "identity",
         "Content-Type": "application/json",
         "MCP-Protocol-Version": REVISION,
         "Mcp-Method": method,
