@@ -84,12 +84,11 @@ class AgentForm(StaffForm, forms.ModelForm):
         super().__init__(*args, **kwargs)
         if "name" not in self.fields:
             return  # for staff who may only look
-        agent = self.instance
-        version = agent.versions.get(number=agent.version) if agent.pk else None
-        content = {column: getattr(version, column) for column in agents.CONTENT} if version else {}
-        self.initial.update((column, value) for column, value in content.items() if value is not None)
-        if version:
-            self.initial["all_tools"] = version.tools is None
+        agent, content = self.instance, dict[str, Any]()
+        if agent.pk:
+            version = agent.versions.get(number=agent.version)
+            content = {column: value for column in agents.CONTENT if (value := getattr(version, column)) is not None}
+            self.initial.update(content, all_tools=version.tools is None)
             self.fields["name"].disabled = True
         else:
             self.fields["name"].help_text = "Requests use it. It cannot be changed later."

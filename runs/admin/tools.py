@@ -1,6 +1,7 @@
 """The catalogue's tools, and what all its pages share. Prices are in credits; secrets are never shown."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,18 +50,13 @@ class ListedAdmin(StaffAdmin):
         return answer
 
     def say_listed(self, request: HttpRequest, row: Any, source: str) -> None:
-        try:
-            listed = file.standing(source, Path(source).read_bytes(), self.table, getattr(row, "name", ""))
-        except (OSError, ValueError):
-            return  # an apply says what is wrong with the file
-        if listed is None:
-            return
-        line, fields = listed
-        where = f"{source}, line {line}, lists {row}: the next apply of the file undoes changes that are made here."
-        if fields:
-            messages.warning(request, f"{where} It will set {', '.join(fields)}.")
-        else:
-            messages.info(request, where)
+        with suppress(OSError, ValueError):  # an apply says what is wrong with the file
+            if listed := file.standing(source, Path(source).read_bytes(), self.table, getattr(row, "name", "")):
+                line, fields = listed
+                where = f"{source}, line {line}, lists {row}"
+                will = f" It will set {', '.join(fields)}." if fields else ""
+                said = f"{where}: the next apply of the file undoes changes that are made here.{will}"
+                messages.add_message(request, messages.WARNING if fields else messages.INFO, said)
 
 
 admin.site.unregister(Endpoint)

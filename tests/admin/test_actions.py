@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
@@ -129,6 +130,15 @@ def test_an_action_without_a_row_goes_back_to_the_list(boss, model, name, data, 
     answer = boss.post(reverse(f"admin:{model}_do", args=[name]), {"step": step, **data}, follow=True)
     assert answer.redirect_chain == [(reverse(f"admin:{model}_changelist"), 302)]
     assert "Choose a row first." in answer.content.decode()
+
+
+def test_every_action_has_a_label_and_a_question():
+    shown = [action for one in admin.site._registry.values() for action in getattr(one, "staff_actions", ())]
+    assert len(shown) > 15
+    for action in shown:
+        assert action.label[0].isupper(), action.name
+        assert action.question.endswith("."), action.name
+        assert "\n" not in action.question, action.name
 
 
 # --- permissions -----------------------------------------------------------------------------------------------------
