@@ -99,7 +99,8 @@ class AgentForm(StaffForm, forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        self.columns = {name: data.get(name) for name in (*self.Meta.fields, *agents.CONTENT)}
+        shown = ("name", "display_name", "description", "enabled")
+        self.columns = {name: data.get(name) for name in (*shown, *agents.CONTENT)}
         self.columns["tools"] = None if data.get("all_tools") else data.get("tools")
         self.columns["output_schema"] = data.get("output_schema") or None
         if not self.errors:
