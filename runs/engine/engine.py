@@ -144,7 +144,7 @@ class Engine:
                     self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
-        """A requested cancel interrupts a run once, when it is claimed: until then, the heartbeat finds it again."""
+        """A requested cancel interrupts a run only once, so that its end can be recorded, and not before its claim."""
         for run_id in run_ids:
             session = self.sessions.get(run_id)
             is_resumed = why in (Interruption.REQUESTED, Interruption.BEHIND)  # the run's task makes further steps

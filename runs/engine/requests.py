@@ -37,6 +37,9 @@ TRIES = 10  # another run of the user can take the credits after they were looke
 KEPT = 10_000  # the most beginnings that a process remembers
 WORTH = 0.95  # a count is stored only if it is below this part of the known count
 
+# The turn's index or the key of a compaction, and the number of the request under the run's lease.
+Step = tuple[int | str, int]
+
 _known: dict[str, int] = {}  # the lowest count of a request by the digest of its beginning
 
 
@@ -169,12 +172,7 @@ def failed_request(
 
 
 def allow(
-    run: Run,
-    request: ModelRequest,
-    step: tuple[int | str, int],
-    counted: Mapping[str, int],
-    reserve: int = 0,
-    may_count: bool = False,
+    run: Run, request: ModelRequest, step: Step, counted: Mapping[str, int], reserve: int = 0, may_count: bool = False
 ) -> Allowance:
     """Hold the most that the request can cost, with an output limit for which credits and budget are enough: Short if
     that is below MODEL_MIN_OUTPUT_TOKENS; Unclear, if the provider ``may_count``, before the limit is lowered at all.

@@ -104,10 +104,10 @@ class Session:
         self.output_schema: Mapping[str, Any] | None = self.run.output_schema
         if self.output_schema is None and self.agent is not None:
             self.output_schema = self.agent.output_schema
-        of_client = [(tool["name"], tool["description"], tool["inputSchema"]) for tool in self.run.client_tools or ()]
-        self.client_tools = {
-            name: ToolDefinition(name, name, text, CLIENT, schema, 0) for name, text, schema in of_client
-        }
+        self.client_tools: dict[str, ToolDefinition] = {}
+        for tool in self.run.client_tools or ():
+            name, description = tool["name"], tool["description"]
+            self.client_tools[name] = ToolDefinition(name, name, description, CLIENT, tool["inputSchema"], price=0)
         self._parts: list[TurnPart] = []
 
     async def db(self, step: Callable[Concatenate[Run, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
