@@ -16,8 +16,7 @@ MODEL_PLACES_LEASE_SECONDS = 20  # after this time, a lost worker's places at pr
 MODEL_PLACES_POLL_SECONDS = 0.1  # how often a worker with waiting runs asks for places at providers with limits
 
 WINDOW_SECONDS = 60  # requests are counted by the second in which they begin
-# A process's report of its waiting requests is valid for this many polls: a place that is kept for a lost process stays
-# unused.
+# The polls for which a report of waiting requests is valid: a place that is kept for a lost process stays unused.
 VALID_POLLS = 10
 
 

@@ -43,11 +43,39 @@ class Tasks(ClientExtension):
 
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the tool. Raises ToolFailure. The caller limits the time by a cancellation."""
+    """Call the tool, and again while its server only asks for things that are declined. Raises ToolFailure."""
     transport = GuardedTransport(str(context.user_id))
+    name = definition.remote_name or definition.name
     async with _connected(definition, transport, context.invocation_id) as client:
-        outcome = await _make(definition, input, context, client, transport)
-    return outcome
+        # The SDK remembers the listed tools, because it repeats some arguments in headers.
+        async for tool in _tools(client):
+            if tool.name == name:
+                break
+        else:
+            raise tool_error(f"The server of {definition.name} has no tool {name}.")
+        client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
+        dialogue = Dialogue.from_text(context.remote_task)
+        for _ in range(ROUNDS_MAX):
+            sent = {"arguments": input, "inputResponses": dialogue.answers or None, "requestState": dialogue.state}
+            transport.call = {name: value for name, value in sent.items() if value is not None}
+            result: Result = await client.session.call_tool(
+                name, json.loads(dumps(input)), allow_input_required=True, allow_claimed=True
+            )
+            if isinstance(result, CallToolResult):
+                return tasks.read_result(definition, result)
+            if isinstance(result, tasks.TaskCreated):
+                return tasks.parked(result, dialogue)
+            if not isinstance(result, InputRequiredResult):
+                break
+            asked = result.model_dump(by_alias=True, mode="json", exclude_none=True).get("inputRequests")
+            dialogue = dialogue.when_told(result.request_state)
+            if asked:
+                dialogue = await tasks.with_requests(dialogue, asked)
+            else:
+                await asyncio.sleep(ROUND_SECONDS)
+            if dialogue.questions:
+                return Parked(remote_task=dialogue.to_text())
+    raise tool_error(f"{definition.name} asks for the same again and again.")
 
 
 async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
@@ -103,42 +131,6 @@ def _failure(definition: ToolDefinition, transport: GuardedTransport, error: Bas
         return tool_error(f"{name}: {definition.without_secrets(str(error))}")
     logger.warning("MCP server of %s failed", name, exc_info=error)
     return tool_error(f"{name} broke the MCP protocol.")
-
-
-async def _make(
-    definition: ToolDefinition, input: dict[str, Any], context: ToolContext, client: Client, transport: GuardedTransport
-) -> Outcome:
-    """Call the tool, and call it again while its server only asks for things that are declined."""
-    name = definition.remote_name or definition.name
-    # The SDK remembers the listed tools, because it repeats some arguments in headers.
-    async for tool in _tools(client):
-        if tool.name == name:
-            break
-    else:
-        raise tool_error(f"The server of {definition.name} has no tool {name}.")
-    client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
-    dialogue = Dialogue.from_text(context.remote_task)
-    for _ in range(ROUNDS_MAX):
-        sent = {"arguments": input, "inputResponses": dialogue.answers or None, "requestState": dialogue.state}
-        transport.call = {name: value for name, value in sent.items() if value is not None}
-        result: Result = await client.session.call_tool(
-            name, json.loads(dumps(input)), allow_input_required=True, allow_claimed=True
-        )
-        if isinstance(result, CallToolResult):
-            return tasks.read_result(definition, result)
-        if isinstance(result, tasks.TaskCreated):
-            return tasks.parked(result, dialogue)
-        if not isinstance(result, InputRequiredResult):
-            break
-        asked = result.model_dump(by_alias=True, mode="json", exclude_none=True).get("inputRequests")
-        dialogue = dialogue.when_told(result.request_state)
-        if asked:
-            dialogue = await tasks.with_requests(dialogue, asked)
-        else:
-            await asyncio.sleep(ROUND_SECONDS)
-        if dialogue.questions:
-            return Parked(remote_task=dialogue.to_text())
-    raise tool_error(f"{definition.name} asks for the same again and again.")
 
 
 async def _unchecked(name: str, result: CallToolResult) -> None:
