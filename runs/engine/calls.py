@@ -173,7 +173,7 @@ def _needs_no_place(call: ToolInvocation) -> bool:
 
 
 async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation]) -> None:
-    """Make the calls side by side, and record their outcomes. PENDING ones wait for places and credits before that."""
+    """Make the calls side by side, and record their outcomes. PENDING calls first wait for places and credits."""
     now = {call.id: call for call in session.journal.calls}
     work = [now[call.id] for call in calls]
     for call in work:

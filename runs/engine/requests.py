@@ -65,7 +65,7 @@ class Unclear(Exception):
 
 
 class Short(Exception):
-    """Credits or budget are not enough: by ``refusal``, or if None, only while other steps hold what it ``needs``."""
+    """Credits or budget are not enough, as ``refusal`` says; if it is None, only while other steps hold credits."""
 
     def __init__(self, needs: int, refusal: Refusal | None) -> None:
         self.needs, self.refusal = needs, refusal

@@ -179,7 +179,7 @@ class Session:
         await self.step(lifecycle.end_request, attempt, self.journal.text, partial_charge)
 
     async def confirm_lease(self) -> None:
-        """Before an effect outside: wait until the lease holds. If it was lost, the heartbeat cancels this task."""
+        """Wait, before an effect outside, until the lease holds. If it was lost, the heartbeat cancels this task."""
         while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread
 
@@ -235,7 +235,7 @@ class Session:
             await self.process.db_for(self.run.user_id, catalogue.learn_tools, unknown)
 
     async def wait_for_credits(self, least: int) -> None:
-        """Wait, without a thread, connection or place, while other steps of the user hold credits that it needs."""
+        """Wait, without a thread or connection, while other steps of the user hold credits that this step needs."""
         run, waits = self.run, partial(self.db, lifecycle.wait_for_credits, least)
         await self.process.credit_line.wait(run.user_id, (run.created_at, run.id), waits)
 
