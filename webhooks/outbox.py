@@ -10,7 +10,7 @@ from config.kernel import clock
 from config.kernel.ids import new_id
 from config.kernel.jsontext import dumps
 from config.queue.publisher import nudge_after_commit
-from webhooks.events import AnyEvent, CreditsEvent, Event, TrialEvent
+from webhooks.events import AnyEvent, CreditsEvent, TrialEvent
 from webhooks.models import Delivery, Endpoint
 
 DELIVER = "webhooks.deliver_due"
@@ -38,32 +38,23 @@ _RECORD = """
 def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) -> None:
     """Record an event of a user's credits for the installation endpoint, if that gets extended events. One query."""
     writes = Writes()
-    add(writes, user_id, event, extra=fields)
+    add(writes, user_id, event, fields)
     writes.do()
 
 
-def add(
-    writes: Writes,
-    user_id: int,
-    event: AnyEvent,
-    *,
-    run_id: str = "",
-    chat_id: str = "",
-    request_id: str = "",
-    extra: dict[str, Any] | None = None,
-) -> str:
+def add(writes: Writes, user_id: int, event: AnyEvent, own: dict[str, Any], run: Any = None) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    the event's id. ``extra`` has the event's own fields (``events.py``); Decimals are written exactly.
+    the event's id. ``own``: the event's own fields (``events.py``); Decimals are written exactly. ``run``: its run.
     """
-    now = clock.now()
-    event_id = new_id("evt")
-    of_run = {"runId": run_id, "chatId": chat_id} if isinstance(event, Event) else {}
-    body = {"id": event_id, "type": event, **of_run, "occurredAt": clock.iso(now), **(extra or {})}
+    now, event_id = clock.now(), new_id("evt")
+    of_run = {"runId": run.id, "chatId": run.chat_id} if run else {}
+    body = {"id": event_id, "type": event, **of_run, "occurredAt": clock.iso(now), **own}
     moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
-    values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, run_id, chat_id, request_id, unclosed, user_id]
+    ids = [run.id, run.chat_id, run.request_id] if run else ["", "", ""]
+    values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, *ids, unclosed, user_id]
     # Users' endpoints get only the events of runs.
-    values += [moment, moment, user_id if of_run else None, bool(of_run) and not event.extended]
+    values += [moment, moment, user_id if run else None, bool(run) and not event.extended]
     json = "to_json" if connection.vendor == "postgresql" else "json_quote"
     record = _RECORD.format(json=json, users=get_user_model()._meta.db_table)
     writes.execute(record, values, then=lambda: nudge_after_commit(DELIVER))

@@ -179,9 +179,8 @@ def new_events(run: Run, happened: Events, at: datetime, *, ends: bool = False) 
 
 
 def _emit(writes: Writes, run: Run, happened: Events) -> None:
-    about = {"run_id": run.id, "chat_id": run.chat_id, "request_id": run.request_id}
     for event, own in events.webhooks_of(happened):
-        outbox.add(writes, run.user_id, event, extra=own, **about)
+        outbox.add(writes, run.user_id, event, own, run)
 
 
 def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:

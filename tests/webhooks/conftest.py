@@ -8,6 +8,7 @@ from django.db.models import F
 from config.database.writes import Writes
 from config.kernel.ids import new_id
 from config.outbound.loop import shared
+from runs.models import Run
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox
@@ -43,10 +44,10 @@ def receivers() -> Iterator[Callable[..., Receiver]]:
         manager.__exit__(None, None, None)
 
 
-def emit(user_id: int, event: str, **details) -> str | None:
+def emit(user_id: int, event: str, *, run_id: str, chat_id: str, request_id: str = "", extra=()) -> str | None:
     """Record the event in a statement of its own. Returns its id, or None if no endpoint is enabled."""
-    writes = Writes()
-    event_id = outbox.add(writes, user_id, Event(event), **details)
+    writes, run = Writes(), Run(id=run_id, chat_id=chat_id, request_id=request_id)
+    event_id = outbox.add(writes, user_id, Event(event), dict(extra), run)
     return event_id if writes.do() else None
 
 
