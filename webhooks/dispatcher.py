@@ -145,22 +145,19 @@ async def attempt(claim: claims.Claim) -> Attempt:
     logs.request_id.set(delivery.request_id or logs.NONE)
     logs.run_id.set(delivery.run_id)
     logs.task_id.set(delivery.pk)
-    started_at, tick = claim.now(), time.monotonic()
-    status_code, error, kept = None, None, ""
+    outcome, tick = delivery.attempt(started_at=claim.now()), time.monotonic()
     try:
-        answer = await _send(claim, int(started_at.timestamp() * 1000))
-        status_code, kept = answer.status, answer.body[:KEPT_BYTES].decode("utf-8", "replace").replace("\0", "\ufffd")
+        answer = await _send(claim, int(outcome.started_at.timestamp() * 1000))
+        kept = answer.body[:KEPT_BYTES].decode("utf-8", "replace").replace("\0", "\ufffd")
+        outcome.status_code, outcome.answer = answer.status, kept
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
-        error = str(failure)[:ERROR_MAX_CHARS]
+        outcome.error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
         logger.exception("attempt %s of delivery %s failed unexpectedly", number, delivery.pk)
-        error = f"Internal error ({type(failure).__name__})."
-    duration_ms = round((time.monotonic() - tick) * 1000)
-    outcome = delivery.attempt(
-        started_at=started_at, duration_ms=duration_ms, status_code=status_code, error=error, answer=kept
-    )
+        outcome.error = f"Internal error ({type(failure).__name__})."
+    outcome.duration_ms = round((time.monotonic() - tick) * 1000)
     if not outcome.succeeded:
-        logger.info("attempt %s failed: %s", number, error or f"status {status_code}")
+        logger.info("attempt %s failed: %s", number, outcome.error or f"status {outcome.status_code}")
     return outcome
 
 

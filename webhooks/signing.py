@@ -4,7 +4,7 @@
 
 import base64
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 TOLERANCE_SECONDS = 300
 
@@ -24,9 +24,7 @@ def standard_signature(secret: str, event_id: str, timestamp: str, body: bytes) 
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-def signed_headers(
-    event_id: str, number: int, body: bytes, milliseconds: int, secrets: Sequence[str]
-) -> dict[str, str]:
+def signed_headers(event_id: str, number: int, body: bytes, milliseconds: int, secrets: list[str]) -> dict[str, str]:
     """All headers that depend on the attempt. ``secrets``: the endpoint's secret, and in the grace window also the
     previous one. Then even attempts are signed with the previous secret, so a receiver that knows only one of the two
     accepts the delivery at its second attempt at the latest. The standard's header has both signatures.
