@@ -143,8 +143,7 @@ def inspect(parts: Iterable[bytes], kind: str) -> tuple[int, str, str | None]:
     for part in chain(parts, [b""]):  # the last part is empty
         digest.update(part)
         size += len(part)
-        if len(head) < HEAD_BYTES:
-            head += part[: HEAD_BYTES - len(head)]
+        head += part[: HEAD_BYTES - len(head)]
         if problem is None and is_text(kind):
             try:
                 decoder.decode(part, final=not part)
