@@ -13,7 +13,6 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from config.database.protected import Key, require_key
 
 Values = Mapping[str, Any]
-FIRST = "first"
 # Compiled statements that are kept of each kind. Their number is not bounded: models decide how many rows are inserted.
 STATEMENTS_MAX = 256
 
@@ -123,7 +122,7 @@ def _is_lock(sql: str) -> bool:
 @lru_cache(maxsize=STATEMENTS_MAX)
 def _numbered(statements: tuple[str, ...], guards: int) -> str:
     """All statements as one, with PostgreSQL's placeholders. If there are several, the result is the count of each."""
-    text, names = statements[0], [FIRST, *(f"step_{index}" for index in range(1, len(statements)))]
+    text, names = statements[0], [f"step_{index}" for index in range(len(statements))]
     if len(statements) > 1:
         steps = []
         for index, sql in enumerate(statements):
