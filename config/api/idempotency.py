@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.db import DatabaseError, IntegrityError, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from rest_framework.request import Request
 
 from config.api.models import IdempotencyRecord
@@ -75,7 +75,9 @@ class IdempotencyMixin:
     ) -> HttpResponseBase:
         if not KEY.fullmatch(key):
             raise ValidationFailed({"Idempotency-Key": ["Use 1 to 255 printable ASCII characters."]})
-        record = claim(self.keys_of(request), self.surface, key, fingerprint_of(request._request))
+        head = f"{request.method}\0{request._request.get_full_path()}\0".encode("utf-8", "surrogateescape")
+        fingerprint = hashlib.sha256(head + request._request.body).hexdigest()
+        record = claim(self.keys_of(request), self.surface, key, fingerprint)
         if record.response_status is not None:
             answer = self.replayed_answer(bytes(record.response_body or b""))
             replayed = {"Idempotent-Replayed": "true"}
@@ -155,12 +157,6 @@ def released_after_failure(record: IdempotencyRecord) -> Iterator[None]:
         except DatabaseError as error:
             logger.warning("an idempotency claim was not released (%s)", type(error).__name__)
         raise
-
-
-def fingerprint_of(request: HttpRequest) -> str:
-    """A digest of method, path, query and the exact body."""
-    head = f"{request.method}\0{request.get_full_path()}\0".encode("utf-8", "surrogateescape")
-    return hashlib.sha256(head + request.body).hexdigest()
 
 
 def prune() -> int:
