@@ -1,6 +1,5 @@
-"""The Celery application of beat, which sends the names of the scheduled tasks and knows nothing else of them.
-
-It does not load the apps, which would be most of beat's memory.
+"""The Celery application of beat, which sends the names of the scheduled tasks. It does not load the apps, which would
+be most of beat's memory.
 """
 
 import logging.config

@@ -17,8 +17,8 @@ app = Celery("config")
 
 
 class SparingQoS(QoS):
-    """Acknowledges no messages of ``no_ack`` queues, as Celery does: kombu then asks Redis to remove what is not there,
-    and keeps the message's tag in memory for ever (docs/decisions/0002).
+    """Does not acknowledge messages of ``no_ack`` queues. Celery does, and kombu then asks Redis to remove what is not
+    there, and keeps the message's tag in memory for ever (docs/decisions/0002).
     """
 
     def ack(self, delivery_tag: str) -> None:

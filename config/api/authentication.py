@@ -131,9 +131,8 @@ def user_of(claims: dict[str, Any], find_user: Callable[[str], Any] = user_named
 
 
 def username_of(subject: str) -> str:
-    """The subject itself if it can be a username, otherwise a digest of it: a provider may use any text.
-
-    A subject that looks like a digest is digested, too, so that no two subjects become one user.
+    """The subject itself if it can be a username, otherwise a digest of it: a provider may use any text. A subject that
+    looks like a digest is digested, too, so that no two subjects become one user.
     """
     usable = len(subject) <= USERNAME_MAX and subject.isprintable() and subject == subject.strip()
     if usable and not subject.startswith(DIGESTED):

@@ -1,6 +1,5 @@
-"""Session tokens: JWTs of an OIDC identity provider or, in the embedded default, of the service itself.
-
-``mint`` and ``verify`` do not read users or requests; ``config.api.authentication`` does.
+"""Session tokens: JWTs of an OIDC identity provider or, in the embedded default, of the service itself. Users and
+requests are read in ``config.api.authentication``.
 """
 
 import json

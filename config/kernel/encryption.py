@@ -1,6 +1,5 @@
-"""Encryption of stored secrets. The first key of ``ENCRYPTION_KEYS`` encrypts, and each can decrypt.
-
-cryptography is imported at its first use: it takes 7 MiB, and most processes read no secrets.
+"""Encryption of stored secrets. The first key of ``ENCRYPTION_KEYS`` encrypts, and each can decrypt. cryptography is
+imported at its first use: it takes 7 MiB, and most processes read no secrets.
 """
 
 from collections.abc import Sequence
