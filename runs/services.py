@@ -239,9 +239,9 @@ def _take_from_agent(run: Run, agent: models.AgentVersion) -> None:
         run.max_credits = min(run.max_credits or agent.max_credits, agent.max_credits)
 
 
-def require_allowed_to_keys(body: dict[str, Any]) -> None:
-    """Check a validated request with an API key. Raises ValidationFailed."""
-    if body.get("instructions") is not None and not settings.RUN_INSTRUCTIONS_PUBLIC:
+def require_allowed(surface: str, body: dict[str, Any]) -> None:
+    """Check a validated request for a run on a surface. Raises ValidationFailed."""
+    if surface == "public" and body.get("instructions") is not None and not settings.RUN_INSTRUCTIONS_PUBLIC:
         raise ValidationFailed({"instructions": ["This service takes no instructions from API keys."]})
 
 

@@ -101,8 +101,7 @@ class ChatRunViewSet(RunActions):
 
     @extend_schema(request=serializers.RunInput)
     def create(self, request: Request, chatId: str) -> Response:
-        if self.surface == "public":
-            services.require_allowed_to_keys(self.body)
+        services.require_allowed(self.surface, self.body)
         run = services.start_run(request.user, chatId, self.found, request_id=logs.request_id.get() or "", **self.body)
         return self.show(services.as_new(run), status.HTTP_201_CREATED)
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from django.http import HttpResponse, HttpResponseBase
-from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from chats.models import Chat
@@ -35,10 +34,6 @@ from runs.streams.reads import Event, existing
 from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, as_line, stream_response, take_place
 
 POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
-POSITION_PARAMETER = OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")
-LAST_EVENT_ID = OpenApiParameter(
-    "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
-)
 UI_VALUES_MAX = 4 * VALUES_MAX  # in a body of up to UI_MAX_BODY_BYTES
 # The index of an event, and the number of a frame among the event's frames, from 1.
 Position = tuple[int, int]
@@ -231,8 +226,7 @@ class FrontViewSet(ServiceViewSet):
         """``starts.start_once`` within the caller's limits. ``given``: the options that were under ``run``."""
         request: Any = self.request
         with starts.fields_under("run", given):
-            if self.surface == "public":
-                services.require_allowed_to_keys(options)
+            services.require_allowed(self.surface, options)
             ratelimit.charge_caller(request._request, ratelimit.run_starts_of(self.surface, request.user))
             options = options | {"request_id": logs.request_id.get() or ""}
             return starts.start_once(request.user, chat, key, options, **how)

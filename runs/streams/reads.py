@@ -23,9 +23,7 @@ COLUMNS = ("index", "type", "data", "final")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``data`` is JSON text; ``final`` marks the run's last event. An event that is not ``numbered`` is sent without
-    its index, so the client's position stays unchanged.
-    """
+    """``data`` is JSON text. The run's last event is ``final``. If not ``numbered``, it is sent without its index."""
 
     index: int
     type: str

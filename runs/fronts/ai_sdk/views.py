@@ -27,7 +27,7 @@ from runs.fronts import reads, starts
 from runs.fronts.ai_sdk.chunks import Chunks, ui_message
 from runs.fronts.reads import Recorded, recorded_of
 from runs.fronts.rendering import CLIENT
-from runs.fronts.views import BEGINNING, LAST_EVENT_ID, POSITION_PARAMETER, Frames, FrontViewSet, Position, position_of
+from runs.fronts.views import BEGINNING, POSITION, Frames, FrontViewSet, Position, position_of
 from runs.models import Run, Waitpoint, WaitpointKind
 from runs.streams.views import CONTENT_TYPE, opening_of
 
@@ -36,6 +36,9 @@ DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,]*)?),", re.IGNORECASE)  # RFC 2397
 BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 OWN_URL = re.compile(r"/api/(?:public/)?v1/attachments/(att_[0-9a-z]+)/content")
 CHUNKS = OpenApiResponse(OpenApiTypes.STR, description="The chunks.")
+LAST_EVENT_ID = OpenApiParameter(
+    "Last-Event-ID", POSITION, OpenApiParameter.HEADER, description="The same; it counts before `after`."
+)
 CHAT_KEY = OpenApiParameter(
     "chatKey", str, OpenApiParameter.PATH, description="The chat's id, or the client's own name of it."
 )
@@ -108,9 +111,7 @@ def _file(part: dict[str, Any], field: str) -> File:
 
 
 def attached(user: Any, said: dict[str, Any], content: bytes) -> str:
-    """The id of a new attachment with this content, which expires if no message uses it. Raises ValidationFailed, DRF's
-    ValidationError, PayloadTooLarge, Conflict, Unavailable, RateLimited.
-    """
+    """The id of a new attachment, which expires if no message uses it. Raises DomainError, DRF's ValidationError."""
     made = attachments.create_attachment(user, **AttachmentInput.validated(said))
     with attachments.transfer(made.user_id):
         attachments.receive(made, BytesIO(content))
@@ -130,7 +131,7 @@ class AiSdkViewSet(FrontViewSet):
     required_scopes = {"create": "runs:read", "stream": "runs:read", "messages": "chats:read", "stop": "runs:write"}
     error_statuses = {"create": {402, 404, 409, -406}, "stream": {-404, -406}, "messages": {-404, -406}, "stop": {-406}}
     query_parameters = {
-        "stream": [POSITION_PARAMETER],
+        "stream": [OpenApiParameter("after", POSITION, description="Only frames after this one: an `id`.")],
         "messages": [
             OpenApiParameter("limit", LIMIT_SCHEMA | {"default": API_PAGE_SIZE_MAX}, description="The most messages."),
             OpenApiParameter("cursor", CURSOR_SCHEMA, description="The `nextCursor` of the page before."),
