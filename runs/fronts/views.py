@@ -133,8 +133,7 @@ class FrontBody:
         self.frames = frames
 
     def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
+        self.streams[-1].close()
 
     def leave(self) -> None:
         for stream in self.streams:
