@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -108,12 +108,11 @@ def write_content(writes: Writes, message_id: str, content: str) -> None:
     writes.update(Message, {"id": message_id}, {"content": content, "updated_at": clock.now()})
 
 
-def titles_of(user_id: int, chat_ids: Iterable[str]) -> dict[str, str | None]:
+def titles_of(user_id: int, chat_ids: Collection[str]) -> dict[str, str | None]:
     """The titles by id of the user's chats ``chat_ids``, also of deleted ones; possibly of more chats."""
-    wanted = list(chat_ids)
     chats = Chat.objects.filter(user_id=user_id).order_by()
-    if len(wanted) <= TITLES_BY_ID_MOST:
-        chats = chats.filter(pk__in=wanted)
+    if len(chat_ids) <= TITLES_BY_ID_MOST:
+        chats = chats.filter(pk__in=list(chat_ids))
     return dict(chats.values_list("pk", "title"))
 
 
@@ -124,9 +123,7 @@ def purge_chats() -> int:
 
 
 def purge_chat(chat_id: str) -> bool:
-    """Delete a deleted chat with its content; ledger rows stay. Returns False if a part is left for the next purge.
-    May be interrupted, repeated, and run by several processes at once.
-    """
+    """Delete a deleted chat with its content; ledger rows stay. Returns False if a part is left for the next purge."""
     attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
         while not batches.stopping.is_set() and attached.exists():

@@ -259,7 +259,6 @@ _CHANGE_ACCOUNT = """
 """
 # Sets one bit for each threshold that the balance falls below, so that no charge waits for an event (``report_low``).
 _CROSSED = " | (CASE WHEN balance >= {0} AND balance + %s < {0} THEN {1} ELSE 0 END)"
-_COVERED = " AND balance + %s >= held + %s"
 _thresholds = lru_cache(maxsize=8)(money.parse_list)
 
 
@@ -276,7 +275,7 @@ def _movement(rows: list[LedgerEntry]) -> tuple[str, list[Any]]:
     values += [first.account_id, held, balance, -BALANCE_LIMIT, BALANCE_LIMIT, first.cause]
     statement = _CHANGE_ACCOUNT.format(crossed=crossed)
     if first.type == EntryType.HOLD:
-        statement, values = statement + _COVERED, [*values, balance, held]
+        statement, values = f"{statement} AND balance + %s >= held + %s", [*values, balance, held]
     return statement, values
 
 

@@ -116,8 +116,7 @@ def _count(ended: Iterable[Attempt], died: int) -> None:
         metrics.attempts.labels(f"{one.status_code // 100}xx" if one.status_code else "error").inc()
         if one.number == 1:
             metrics.lag_seconds.observe(max(0.0, (one.started_at - one.delivery.created_at).total_seconds()))
-    if died:
-        metrics.dead.inc(died)
+    metrics.dead.inc(died)
 
 
 def pass_on_due() -> int:

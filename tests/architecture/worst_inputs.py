@@ -104,7 +104,7 @@ UNCLOSED = ('"\\', '"', "\\", '"a', "[]", '"":')
 
 # By file and by the name of the pattern, or of the function that uses it.
 PATTERNS: dict[str, list[Work] | str] = {
-    "apikeys/keys.py: _SHAPE": around(keys.is_well_formed, HEADER, "a", before=keys.MARK),
+    "apikeys/keys.py: _SHAPE": around(keys.find_key, HEADER, "a", before=keys.MARK),
     "runs/mcp/tools.py: idempotency_key": around(
         lambda text: KeyInput.validated({"idempotencyKey": text}), BODY, " ", after="\n\n"
     ),
