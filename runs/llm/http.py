@@ -259,10 +259,9 @@ class HttpModel(ABC):
         return counted + counted // COUNT_MARGIN + COUNT_MARGIN if is_counted else None
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        deadlines, reader = Deadlines(), self.reader(request, self.secrets)
-        post = self._post(self.path, self.body(request))
+        deadlines, reader, body = Deadlines(), self.reader(request, self.secrets), self.body(request)
         try:
-            response = await deadlines.limit(post)
+            response = await deadlines.limit(self._post(self.path, body))
             try:
                 if response.status != 200:
                     raise refused(response.status, await _error_body(response), response.headers, self.secrets)
