@@ -4,11 +4,10 @@ the number of statements decides how long a transaction holds its locks; SQLite 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, Self
 
-from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from config.database.protected import Key, require_key
 
@@ -69,11 +68,6 @@ class Writes:
     def are_one_statement() -> bool:
         """Whether the database executes them as one statement, which needs no transaction around it."""
         return connections[DEFAULT_DB_ALIAS].vendor == "postgresql"
-
-    @classmethod
-    def transaction(cls) -> AbstractContextManager[Any]:
-        """A transaction for writes that are alone in it; none is opened if they are a single statement."""
-        return nullcontext() if cls.are_one_statement() else transaction.atomic()
 
     def do(self) -> int:
         """Execute all writes. Returns how many rows the last guard found."""

@@ -154,7 +154,8 @@ def complete(run: Run, turn: Turn, *, content: str, delta: str, charge: Charge |
     leave_chat(run, guards, alone)
     spending.charge_with(run, charge, guards, alone)
     alone.include(also)
-    with contextlib.suppress(LeaseLost), Writes.transaction():
+    atomic: Any = contextlib.nullcontext if Writes.are_one_statement() else transaction.atomic
+    with contextlib.suppress(LeaseLost), atomic():
         return Moved(move(before=guards, also=alone))
     with transaction.atomic():
         promoted = promote_next(run)
