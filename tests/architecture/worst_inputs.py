@@ -87,7 +87,7 @@ def variables(text: str) -> str:
 
 def ui_file(url: str) -> None:
     message = {"id": "a", "role": "user", "parts": [{"type": "file", "url": url}]}
-    ai_sdk.read({"id": "a", "messages": [message]}).files()
+    ai_sdk.Sent({"id": "a", "messages": [message]}).files()
 
 
 def position(text: str) -> None:
