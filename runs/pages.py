@@ -21,6 +21,7 @@ from config.kernel.encryption import LOST
 from config.kernel.errors import MethodNotAllowed, NotFound, PayloadTooLarge, Unauthorized, Unavailable
 from config.kernel.ids import is_plausible_id
 from config.kernel.jsontext import dumps
+from config.limits.window import Bucket
 from config.telemetry import logs
 from runs import services
 from runs.models import Tool, ToolInvocation
@@ -48,7 +49,7 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     if call is None:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
         raise NotFound
-    ratelimit.charge_caller(request, ratelimit.Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
+    ratelimit.charge_caller(request, Bucket(f"callback:{call.pk}", CALLBACKS_PER_MINUTE))
     logs.run_id.set(call.run_id)
     size = int(request.META.get("CONTENT_LENGTH") or 0)
     if size > settings.TOOL_ANSWER_MAX_BYTES:

@@ -10,6 +10,7 @@ from rest_framework.response import Response
 from config.api import ratelimit
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
+from config.limits.window import Bucket
 from webhooks import services
 from webhooks.models import Attempt, Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
@@ -51,8 +52,7 @@ class WebhookViewSet(ServiceViewSet):
 
     @extend_schema(request=None, responses={201: DeliverySerializer})
     def test(self, request: Request) -> Response:
-        bucket = ratelimit.Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE)
-        ratelimit.charge_caller(request._request, bucket)
+        ratelimit.charge_caller(request._request, Bucket(f"webhook-tests:{request.user.pk}", TESTS_PER_MINUTE))
         services.endpoint_of(request.user)
         self.read(NoInput)
         return Response(DeliverySerializer(services.send_test(request.user)).data, 201)

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from config.api import metrics_page, probes, ratelimit
 from config.api.errors import error_response, is_api_path, plain_response
 from config.api.viewsets import is_plausible_id
+from config.limits.window import Bucket, charge
 from config.telemetry import logs, tracing
 from config.telemetry.metrics import Counter, Histogram
 
@@ -130,8 +131,7 @@ class PageLimitMiddleware(Middleware):
         if not path.startswith(UPLOADS) and int(request.META.get("CONTENT_LENGTH") or 0) > settings.API_MAX_BODY_BYTES:
             return plain_response(413)
         if not path.startswith((UPLOADS, FILES)):
-            bucket = ratelimit.Bucket(f"pages:{ratelimit.address_of(request.META)}", settings.RATE_LIMIT_PAGES)
-            verdict = ratelimit.charge(bucket)
+            verdict = charge(Bucket(f"pages:{ratelimit.address_of(request.META)}", settings.RATE_LIMIT_PAGES))
             if not verdict.allowed:
                 return plain_response(429, verdict.headers())
         return self.get_response(request)

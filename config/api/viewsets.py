@@ -21,6 +21,7 @@ from config.api.negotiation import StrictJSONParser
 from config.api.serializers import CamelSerializer, unknown_fields
 from config.kernel.errors import Forbidden, NotFound, ValidationFailed
 from config.kernel.ids import is_plausible_id
+from config.limits.window import Bucket
 
 BODY_METHODS = {"POST", "PUT", "PATCH"}
 # Requests per minute of a server key, for each of its scopes.
@@ -95,7 +96,7 @@ class ServiceViewSet(IdempotencyMixin, GenericViewSet):
 
     def check_throttles(self, request: Request) -> None:
         if self.surface == "server":
-            buckets = [ratelimit.Bucket(f"server-key:{self.server_scope}:{request.auth.pk}", SERVER_KEY_REQUESTS)]
+            buckets = [Bucket(f"server-key:{self.server_scope}:{request.auth.pk}", SERVER_KEY_REQUESTS)]
         else:
             buckets = [ratelimit.requests_of(self.surface, request.user)]
         if self.action in self.throttle_run_starts:

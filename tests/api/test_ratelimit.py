@@ -10,8 +10,8 @@ from drf_spectacular.views import SpectacularSwaggerSplitView
 from rest_framework.test import APIClient
 
 from config.api import ratelimit
-from config.api.ratelimit import Bucket, charge
 from config.api.views import SchemaView
+from config.limits.window import Bucket, charge
 from config.redis import PAUSE_SECONDS, shared
 from tests import factories
 from tests.threads import side_by_side

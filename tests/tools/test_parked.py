@@ -15,8 +15,8 @@ from django.utils.dateparse import parse_datetime
 from standardwebhooks.webhooks import Webhook
 
 from config.api.openapi import described
-from config.api.ratelimit import Bucket, Verdict
 from config.kernel import clock
+from config.limits.window import Bucket, Verdict
 from credits import ledger
 from runs import catalogue, lifecycle
 from runs.models import Run, Tool, ToolInvocation
