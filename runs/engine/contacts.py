@@ -64,6 +64,8 @@ class Contacts:
                 places.update((server, user_id))
                 chosen.append(call_id)
         taken = await self.process.db(lifecycle.take_contacts, chosen) if chosen else []
+        if self.process.draining:
+            return False  # the engine may have cancelled its requests by now; these calls become due again
         for call in taken:
             server = self.known.get(call.name, "")
             self.under_way.update((server, call.run.user_id))

@@ -1,5 +1,6 @@
 """Runs whose calls are tasks of MCP servers, or whose servers ask the user."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ from cryptography.fernet import Fernet
 from config.kernel import clock
 from credits import ledger
 from runs import catalogue, lifecycle
+from runs.engine.engine import hand_over_all
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
 from runs.tools.mcp.tasks import TASK_REQUEST_SECONDS
 from tests.driver import Driver, InProcess, until
@@ -557,3 +559,53 @@ def test_an_engine_ends_although_a_request_ends_at_the_same_moment(engines, monk
     engine.stop(0)
     engine.loop_thread.join(10)
     assert engine.loop.is_closed()
+
+
+def test_an_engine_ends_with_all_its_requests_about_calls(bench, engines, tasks, monkeypatch):
+    """One request is under way, and a look is about to begin another one."""
+    add_tool(tasks)
+    tasks.tool = parked_for_long
+    runs = [park(bench)["id"] for _ in range(2)]
+    asked, taken, closing, looked, over = (threading.Event() for _ in range(5))
+    engine, look, take = bench.engine, bench.engine.contacts._look, lifecycle.take_contacts
+
+    def hang(params: dict[str, Any]) -> Any:
+        asked.set()
+        over.wait(30)
+        return completed(params["taskId"], "too late")
+
+    def take_and_wait(call_ids: list[str]) -> list[ToolInvocation]:
+        calls = take(call_ids)
+        if asked.is_set():
+            taken.set()
+            assert closing.wait(30)
+        return calls
+
+    async def looks() -> bool:
+        more = await look()
+        if closing.is_set():
+            looked.set()
+        return more
+
+    def hand_over(worker_id: str) -> None:
+        closing.set()
+        assert looked.wait(30)
+        hand_over_all(worker_id)
+
+    tasks.task = hang
+    monkeypatch.setattr(lifecycle, "take_contacts", take_and_wait)
+    monkeypatch.setattr(engine.contacts, "_look", looks)
+    monkeypatch.setattr("runs.engine.engine.hand_over_all", hand_over)
+    for run, begun in zip(runs, (asked, taken), strict=True):
+        ToolInvocation.objects.filter(run=run).update(contact_at=clock.now())
+        assert begun.wait(30)
+    engine.stop(0)
+    engine.loop_thread.join(10)
+    over.set()
+    assert not asyncio.all_tasks(engine.loop)
+    assert len(tasks.sent("tasks/get")) == 1
+    assert {(call.awaiting, call.contacts) for call in ToolInvocation.objects.all()} == {("tool", 1)}
+    tasks.task = lambda params: completed("t-1", "Hello")
+    bench.engine = engines()
+    ToolInvocation.objects.update(contact_at=clock.now())
+    assert {bench.wait(run)["answer"] for run in runs} == {"It is Hello."}
