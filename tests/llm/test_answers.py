@@ -151,6 +151,14 @@ def test_a_complete_answer_does_not_wait_for_the_end_of_its_connection(
         assert (heard.usage.input_tokens, heard.usage.output_tokens) == (11, 7)
 
 
+def test_an_answer_that_ends_before_it_begins_does_not_wait_for_the_end_of_its_connection(turn, provider, settings):
+    settings.MODEL_STALL_SECONDS = 5.0
+    ends = {"openai": "[DONE]", "anthropic": {"type": "message_stop"}}
+    last = ends.get(provider, {"type": "response.completed", "response": {}})
+
+    assert failure(turn, "end_ms=60000", raw=data(last)).reason is FailureReason.CONNECTION_LOST
+
+
 def test_counts_that_come_again_as_zero_do_not_replace_the_real_ones(turn, provider: str) -> None:
     frames = end(provider, last=False, prompt=11, completion=7)
     again = end(provider, prompt=0, completion=0)

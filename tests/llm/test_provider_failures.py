@@ -72,6 +72,30 @@ def test_text_before_a_lost_connection_is_emitted(serve, provider: str):
     assert GREETING.startswith(heard.text)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_text_before_an_error_in_the_same_chunk_is_emitted(serve, provider: str, is_closed: bool):
+    async def main(server: ModelServer) -> None:
+        model = model_of(at(server.url, provider), "fault=malformed&split=100000")
+        events = client_for(model.server).stream(request_of("Hi", model=model))
+        assert GREETING.startswith(await anext(events))
+        if is_closed:
+            await events.aclose()
+        else:
+            with pytest.raises(ModelError):
+                await anext(events)
+
+    serve(main)
+
+
+def test_a_connection_that_cannot_be_prepared_is_an_error(turn, monkeypatch):
+    def unreadable() -> None:
+        raise FileNotFoundError("/etc/ssl/cert.pem")
+
+    monkeypatch.setattr("runs.llm.connection.tls_context", unreadable)
+    error = failure(turn, "x")
+    assert (error.reason, error.detail) == (FailureReason.CONNECTION_LOST, "FileNotFoundError")
+
+
 def test_output_and_calls_are_limited(turn, monkeypatch):
     monkeypatch.setattr("runs.llm.base.MODEL_OUTPUT_MAX_CHARS", 1000)
     for wish in ("fault=flood", f'call=t&args={{"a":"{"x" * 1000}"}}', f"reason={'x' * 1000}"):
