@@ -87,7 +87,7 @@ def test_encrypted_items_and_phases_go_back_in_their_order(turn):
 
 
 @pytest.mark.parametrize("provider", ["openai_responses"], indirect=True)
-def test_encrypted_reasoning_is_asked_for_and_goes_back_whatever_the_models_name(turn):
+def test_encrypted_reasoning_is_asked_for_and_goes_back(turn):
     heard = turn(CALL)
     items = next_body(replace(heard.turn, origin="same"), "openai_responses", dialect={})["input"]
 
