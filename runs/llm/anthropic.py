@@ -168,7 +168,7 @@ def _add_breakpoints(values: dict[str, Any]) -> None:
 
 
 def messages(transcript: tuple[Message, ...], origin: str | None) -> list[dict[str, Any]]:
-    """Messages of user and assistant in turn; the first and the last are the user's. ``origin``: as in ``in_order``."""
+    """Messages of user and assistant in turn; the user's come first and last. Only reasoning of ``origin`` is sent."""
     merged: list[dict[str, Any]] = []
     for message in transcript:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"

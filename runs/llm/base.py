@@ -65,7 +65,9 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """An earlier turn. A ``ToolMessage`` for each call follows. ``reasoning`` goes back to the same ``origin`` only."""
+    """An earlier turn. A ``ToolMessage`` for each of its calls follows. ``reasoning``: items in the adapter's form,
+    which go back to the same ``origin`` only.
+    """
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -170,4 +172,4 @@ class ModelClient(Protocol):
         """
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The most tokens of the request by the provider's count, or None. Called if the dialect ``counts_tokens``."""
+        """The most tokens of the request by the provider's count, or None. Only for dialects with ``counts_tokens``."""

@@ -1,6 +1,7 @@
 """The offline demo model: no network, no key, the same events as another model. docs/demo-model.md has its scripts.
 The transcript is the only state: the number of turns after the last user message gives the next turn, so that any
-process can continue. MODEL_TIMEOUT_SECONDS limits the time slept; MODEL_STALL_SECONDS would not allow ``/wait 600``.
+process can continue. MODEL_TIMEOUT_SECONDS limits the time slept. MODEL_STALL_SECONDS does not apply, because
+``/wait 600`` would fail with the default settings.
 """
 
 import asyncio

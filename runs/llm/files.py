@@ -1,5 +1,5 @@
-"""Reads the files of users' messages, and the images that tools returned, for one turn: runs that wait hold only their
-names. Each user has a share of the threads and of the memory, so that slow or huge files delay only the user's runs.
+"""Reads, for one turn, the files of users' messages and the images that tools returned. Waiting runs hold only names.
+Each user has a share of the threads and of the memory, so that slow or huge files delay only runs of the same user.
 """
 
 import base64
@@ -28,7 +28,9 @@ BYTES_PER_CHAR_MAX = 4
 async def with_files(
     request: ModelRequest, user_id: int, threads: Threads, memory: Share
 ) -> AsyncIterator[ModelRequest]:
-    """The request with its files' content, whose bytes count in ``memory`` until the end. Raises Unavailable."""
+    """The request with the content of its files, whose bytes count in ``memory`` until the end. Raises Unavailable if
+    the storage does not answer in time.
+    """
     holders = [message for message in request.messages if not isinstance(message, AssistantMessage)]
     files = [file for message in holders for file in message.files]
     if not files:

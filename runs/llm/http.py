@@ -235,10 +235,11 @@ class HttpModel(ABC):
     @staticmethod
     @abstractmethod
     def fields(request: ModelRequest) -> dict[str, Any]:
-        """The request in the provider's format, without the parameters' ``extra``. None leaves a field out."""
+        """The request in the provider's format, without the parameters' ``extra``. Fields with None are not sent."""
 
     @classmethod
     def body(cls, request: ModelRequest) -> dict[str, Any]:
+        """The request as it is sent, with the parameters' ``extra``."""
         given = {name: value for name, value in cls.fields(request).items() if value is not None}
         return given | request.model.parameters.get("extra", {})
 
@@ -289,9 +290,12 @@ class HttpModel(ABC):
         decoder, document = SseDecoder(), bytearray()
         events, is_stream = 0, False
         chunks = response.content.iter_any()
-        # Also after the end of the answer: with the whole body read, the connection can be used again.
+        # After its end, nothing can be added to the answer: its size counts as (0, 0). The rest of the body is read all
+        # the same, so that the connection can be used again.
         while (chunk := await deadlines.next(chunks, (0, 0) if reader.ended else reader.complete())) is not None:
-            for first in () if reader.ended else range(0, len(chunk), BYTES_AT_ONCE):
+            if reader.ended:
+                continue
+            for first in range(0, len(chunk), BYTES_AT_ONCE):
                 if first:
                     await asyncio.sleep(0)
                 piece = chunk[first : first + BYTES_AT_ONCE]
@@ -312,7 +316,7 @@ class HttpModel(ABC):
                     for data in found:
                         reader.ended = reader.ended or data == b"[DONE]"
                         texts.append("" if reader.ended else self._read(reader, reader.read, data))
-                finally:  # the texts before an error are passed on, too
+                finally:  # if an event raises an error, the texts before it are passed on first
                     if text := "".join(texts):
                         yield text
         if document:

@@ -1,5 +1,6 @@
-"""A provider's limits over all worker processes, shared fairly by users. At intervals, each process reports which
-places it holds and for which users it waits, in absolute numbers, so that the next report corrects a lost answer.
+"""A provider's limits over all worker processes: requests at the same time and in a minute, shared fairly by users. At
+intervals, each process reports which places it holds and for which users it waits, and gets the requests that it may
+begin. The numbers are absolute, so the next report corrects a lost answer.
 """
 
 from collections import Counter, deque
@@ -16,15 +17,17 @@ MODEL_PLACES_LEASE_SECONDS = 20  # after this time, a lost worker's places at pr
 MODEL_PLACES_POLL_SECONDS = 0.1  # how often a worker with waiting runs asks for places at providers with limits
 
 WINDOW_SECONDS = 60  # requests are counted by the second in which they begin
-# The polls for which a report of waiting requests is valid: a place that is kept for a lost process stays unused.
+# A process's report of its waiting requests is valid for this many polls. Until then, a place that is kept for a lost
+# process stays unused.
 VALID_POLLS = 10
 
 
 def share_out(
     document: dict[str, Any], server: Server, process: str, working: int, waiting: Mapping[str, int], now: float
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The next document, and the number of requests that may begin, by user. ``working``: the requests that the process
-    makes now. Free places go to one user after another; a place of another process's user is left for that process.
+    """The next document, and the number of requests that may begin, by user. A process reports how many requests it
+    makes now (``working``), and how many wait, by user id. Free places go to one user after another. If the next user
+    waits in another process, the place is left for that process, which asks soon.
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(process, None)

@@ -33,8 +33,9 @@ EXPONENT = re.compile("[0-9][eE]")
 @dataclass(slots=True)
 class Size:
     """The size of a request, or of parts of one. ``added``: the most tokens that formats and providers add to the text.
-    ``files``: the most tokens of images and documents; ``likely_files``: the estimated ones. ``beginnings``: (digest,
-    most tokens) of the instructions and tools, then also of one message more each.
+    ``files``: the most tokens of images and documents; ``likely_files``: their estimated tokens. ``beginnings``: the
+    request's beginnings as (digest, most tokens). The first one has the instructions and tools, each further one has
+    one message more.
     """
 
     text: TextSize = field(default_factory=TextSize)

@@ -12,7 +12,8 @@ REASONING_TEXT = "reasoning_content"
 EXTRA_CONTENT = "extra_content"  # the field of a call in which Gemini sends a signature, and wants it back
 # The value of this field that Gemini accepts for calls of other models.
 NO_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
-# The fields of messages that are read, if not only that of the dialect: vLLM renamed the first one.
+# The fields of a message in which reasoning is looked for, by the dialect's ``reasoning_field``. For another name, that
+# field alone is read. vLLM renamed ``reasoning_content``.
 READ_FIELDS = {REASONING_TEXT: (REASONING_TEXT, "reasoning"), EXTRA_CONTENT: (), "": ()}
 
 

@@ -1,4 +1,6 @@
-"""Why a provider refused a request or stopped an answer, by its status and body; and which model is asked then."""
+"""Why a provider refused a request or stopped an answer, by the answer's status and body; and which model is asked
+after that, and when.
+"""
 
 import contextlib
 import json
@@ -169,8 +171,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def next_model(error: ModelError, asked: Sequence[str], chain: Sequence[str], seconds_left: float) -> tuple[str, float]:
-    """The model that is asked after a failed request, or an empty name, and in how many seconds, less than
-    ``seconds_left``. ``asked``: the models of the turn's failed requests. ``chain``: those that the run may ask.
+    """The model that is asked after a failed request, and in how many seconds; an empty name if none is. ``asked``: the
+    models of the turn's failed requests, the last one included. ``chain``: the models that the run may ask, in order.
+    ``seconds_left``: the run's remaining time. A wait ends before it does.
     """
     model = asked[-1]
     tries = asked.count(model)

@@ -1,4 +1,6 @@
-"""The clients of model servers, imported at their first use, and the two requests by which staff check a server."""
+"""The clients of model servers, and the two requests by which staff check a server: for the names of its models, and
+for a model's answer. An adapter is imported at its first use, because web processes need none for their own work.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,6 @@
-"""What the formats of all providers need: events, clean text, names and ids that all accept, parts of a transcript."""
+"""What the formats of all providers need: server-sent events, clean text and JSON, names and ids that every provider
+accepts, and parts of a transcript. Nothing here is specific to a provider.
+"""
 
 import hashlib
 import math
@@ -39,7 +41,9 @@ class SseDecoder:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> tuple[list[bytes], int]:
-        """The data of each event that this chunk completes, and the bytes of its lines of data. Raises ModelError."""
+        """The data of each event that this chunk completes, and the bytes of its whole lines of data. Raises ModelError
+        if an event is too long.
+        """
         self._rest += chunk
         events, size = list[bytes](), 0
         if b"\n" in chunk:

@@ -97,7 +97,9 @@ ToolImage = tuple[bytes, str]  # the content, and its type: one of ``runs.tools.
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``text`` is for the model. ``credit_used``: micro-credits; None is the full price. ``images`` become ``urls``."""
+    """``text`` is what the model reads. ``credit_used``: micro-credits; None means the full price. ``images`` are to be
+    stored; then their addresses are added to ``urls``.
+    """
 
     text: str
     urls: tuple[str, ...] = ()
@@ -151,12 +153,12 @@ def text_input(max_length: int, description: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinTool(ToolDefinition):
-    """A built-in tool: its row in a new catalogue, and its code. A purge deletes what it stores (``stores_files``)."""
+    """A built-in tool: its row in a new catalogue, and its code."""
 
     node_type: str = BUILTIN
     repeatable: bool = True
     execute: Executor | None  # None for ``ask_user``
-    stores_files: bool = False
+    stores_files: bool = False  # whether a purge deletes files of its calls
     contact: Contact | None = None
 
     def row(self) -> dict[str, Any]:

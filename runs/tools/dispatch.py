@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """``execute`` is None for calls that await the caller's app, and for built-in tools, which have their own.
-    ``contact`` asks a tool's server about an open parked call, and tells it when the call ends.
+    """A type of tools. ``execute`` is None for calls that await the caller's app, and for built-in tools, which have
+    their own. ``needs_url``: staff must give the tool's address. ``contact`` asks a tool's server about an open parked
+    call, or tells it that the call has ended. Both raise ToolFailure.
     """
 
     label: str
@@ -72,8 +73,9 @@ async def call_tool(definition: ToolDefinition, input: dict[str, Any], context: 
 
 
 def try_tool(definition: ToolDefinition, arguments: str, user_id: int, user_name: str) -> dict[str, Any]:
-    """A call of an HTTP tool by staff, without a run, a charge and a row. ``result`` (with ``credits``) or ``failure``:
-    what the model would get. ``sent``: the call's id, if it was made. Blocks for STAFF_REQUEST_SECONDS at most.
+    """One call of an HTTP tool by staff, with ``arguments``, the JSON text of an object. It belongs to no run, and
+    nothing is charged or stored. ``result`` (with ``credits``) or ``failure``: what the model would get. ``sent``: the
+    call's id, if it was made. ``seconds``: how long it took. Blocks for STAFF_REQUEST_SECONDS at most.
     """
     trial: dict[str, Any] = {}
     begun, threads = time.monotonic(), Threads(1, 1, "trial")

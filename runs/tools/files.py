@@ -1,5 +1,5 @@
 """Files that tools make, in one folder for each call. ``runs.pages`` serves them at an address with an unguessable
-token, which only the run's owner gets. The token is stored in the path, so addresses outlive a change of SECRET_KEY.
+token, which only the run's owner gets. The stored path holds the token: addresses stay valid if SECRET_KEY changes.
 """
 
 import re

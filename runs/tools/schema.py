@@ -113,7 +113,9 @@ def check_sent_schema(schema: dict[str, Any]) -> None:
 
 
 def read_schema(given: Any) -> dict[str, Any]:
-    """A schema from a tool's server, parsed strictly, without patterns that cannot be matched. Raises ValueError."""
+    """A schema from a tool's server, parsed as strictly as other input. Patterns that cannot be matched are left out,
+    because the server checks what it gets. Raises ValueError (``check_schema``).
+    """
     try:
         schema = _matchable(parse_object(to_text(given), subject="The input schema"))
     except (MalformedJSON, RecursionError) as error:

@@ -1,6 +1,6 @@
 """The program that checks values against JSON Schemas (Draft 2020-12), for ``runs.tools.schema`` only. It imports
-nothing of the service, and never fetches references to other documents. The system ends the process when a check has
-used up its time or the memory, which no limit of sizes bounds (docs/decisions/0025).
+nothing of the service, and never fetches references to other documents. A small schema can make a check of a small
+value last for hours (docs/decisions/0025): the system ends the process when a check has used up its time or its memory.
 
 Each line of the input is a JSON object with ``schema`` (text), ``value``, and ``seconds``, the time limit of the check.
 Each line of the output is the answer of ``check``.

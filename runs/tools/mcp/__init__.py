@@ -1,5 +1,5 @@
 """The tool type ``mcp``: tools of MCP servers (streamable HTTP). The first call imports the official SDK, which takes
-memory and a second or two. It runs on the event loop of outbound requests, so that it cannot delay the engine's loop.
+memory and a second or two. The SDK runs on the event loop of outbound requests, so that it cannot delay the engine's.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class Tasks(ClientExtension):
 
 
 async def call(definition: ToolDefinition, input: dict[str, Any], context: ToolContext) -> Outcome:
-    """Call the tool, and again while its server only asks for things that are declined. Raises ToolFailure."""
+    """Call the tool, and call it again while its server only asks for things that are declined. Raises ToolFailure."""
     transport = GuardedTransport(str(context.user_id))
     name = definition.remote_name or definition.name
     async with _connected(definition, transport, context.invocation_id) as client:
@@ -92,7 +92,9 @@ async def list_tools(url: str, headers: Mapping[str, str]) -> list[Tool]:
 
 @contextlib.asynccontextmanager
 async def _connected(definition: ToolDefinition, transport: GuardedTransport, key: str = "") -> AsyncIterator[Client]:
-    """A client of the tool's server. Raises ToolFailure for all failures but those of the close after the work."""
+    """A client of the tool's server. ``key``: the idempotency key of the call. Failures of the connection and of the
+    work with it become ToolFailure. After the work is done, a failure while the connection closes does not matter.
+    """
     headers = {**definition.secret_headers, "User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     headers |= {"Idempotency-Key": key} if key else {}
     is_done = False
