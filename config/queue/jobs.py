@@ -29,8 +29,9 @@ _left_out: dict[tuple[str, Hashable], float] = {}  # (job, key) of rows that fai
 
 
 def run(job: str, work: Callable[[], int]) -> int:
-    """Run the job of JOBS and record its metrics. Returns the number of rows that ``work`` processed. Raises its
-    exceptions, unless the database is not available: the log has one line for the whole outage.
+    """Run the job, which has this name in JOBS of the settings, and record its metrics. Returns the number of rows that
+    ``work`` processed. Raises its exceptions, unless the database is not available: then the next run continues, and
+    the log has one line for the whole outage.
     """
     for counter in (failures, rows_failed):
         counter.labels(job)  # as 0: Prometheus sees no increase in the first value of a series

@@ -103,7 +103,9 @@ def _is_approved(session: Session, call: ToolInvocation) -> bool:
 
 
 async def resume(session: Session) -> None:
-    """Make the open calls that need no answer; or ask one question; or park the run, whose calls await outcomes."""
+    """Make the open calls that need no answer of the user. If there are none, ask one question, for which the run then
+    waits. If there is no question either, all open calls await outcomes from outside: the run is parked.
+    """
     open_calls = session.journal.open_calls
     # First of all, because a call of an unknown tool would need no approval.
     await session.learn_tools(call.name for call in open_calls)
@@ -173,7 +175,9 @@ def _needs_no_place(call: ToolInvocation) -> bool:
 
 
 async def execute(session: Session, held: Held, calls: Sequence[ToolInvocation]) -> None:
-    """Make the calls side by side, and record their outcomes. PENDING calls first wait for places and credits."""
+    """Make the calls side by side, and record their outcomes. PENDING calls wait for a place, and for credits that
+    other steps hold. If the process drains meanwhile, they stay PENDING: another process makes them.
+    """
     now = {call.id: call for call in session.journal.calls}
     work = [now[call.id] for call in calls]
     for call in work:

@@ -15,7 +15,8 @@ from runs.tools.files import store_images
 
 logger = logging.getLogger(__name__)
 
-# The most requests of a process at a time, so that no slow server, or user with many calls, delays others.
+# The most requests of a process at a time: in all, to one server, and for one user. So a slow server, or a user with
+# many calls, delays no other. Calls without a place stay due.
 CONTACTS_MAX = 512
 CONTACTS_PER_SERVER = 32
 CONTACTS_PER_USER = 16

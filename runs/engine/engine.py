@@ -144,7 +144,9 @@ class Engine:
                     self._admit(run_id)
 
     def _cancel(self, run_ids: list[str], why: Interruption) -> None:
-        """A requested cancel interrupts a run only once, so that its end can be recorded, and not before its claim."""
+        """A requested cancel interrupts a run only once, so that the run can be recorded as cancelled. A run without a
+        session is not claimed yet; the heartbeat finds its request again.
+        """
         for run_id in run_ids:
             session = self.sessions.get(run_id)
             is_resumed = why in (Interruption.REQUESTED, Interruption.BEHIND)  # the run's task makes further steps

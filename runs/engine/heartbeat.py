@@ -28,7 +28,9 @@ CONTINUE_SECONDS = 0.01  # the pause if one step was too short to release all ru
 
 
 class Heartbeat(threading.Thread):
-    """Calls the callables on its thread. ``drop_all`` returns when no run writes any more, or when the process ends."""
+    """``run_ids`` are the runs that the process executes. The callables are called on this thread. ``drop_all`` stops
+    all runs without another write. It returns when all are stopped, or when the process ends.
+    """
 
     def __init__(
         self,

@@ -239,4 +239,4 @@ def _unrecorded(content: str, turns: Sequence[TurnPart]) -> str:
 
 def _files(message_ids: Sequence[str]) -> dict[str, tuple[AttachedFile, ...]]:
     columns, attached = attrgetter("file_name", "content_type", "size_bytes", "stored_name"), attached_to(message_ids)
-    return {of: tuple(AttachedFile(*columns(file)) for file in files) for of, files in attached.items()}
+    return {message_id: tuple(AttachedFile(*columns(file)) for file in files) for message_id, files in attached.items()}

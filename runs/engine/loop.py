@@ -46,7 +46,8 @@ NOT_ALONE = "Not accepted beside other calls. Call it alone, when you have their
 
 async def execute(session: Session) -> None:
     """Execute the run until it ends, waits, is handed over or belongs to another worker. Raises CancelledError if
-    nothing more may be written; any other error comes from the transition that was to end the run.
+    another worker has the run or this process ends: then nothing more may be written. Any other error comes from the
+    transition that was to end the run.
     """
     request_id.set(session.run.request_id or session.run.id)
     end: tuple[Any, ...] | None = None  # the transition that ends the run, with its arguments

@@ -52,20 +52,26 @@ class Exhausted(RunFailed):
 
 
 class Allowance(NamedTuple):
-    """The request may be made, with this size of it and output limit. ``hold`` is None for a free model."""
+    """What ``allow`` grants to a request. ``hold`` is None for a free model. ``size`` is that of the request, for the
+    bound of later requests. ``limited_by`` says what set the output limit: "model", "budget" or "credits".
+    """
 
     hold: LedgerEntry | None
     output_tokens: int
     size: Size
-    limited_by: str = "model"  # what set the output limit; or "budget", "credits"
+    limited_by: str = "model"
 
 
 class Unclear(Exception):
-    """The upper bound is too high for credits or budget. The provider's own count can be lower. Has the digest."""
+    """The upper bound of the input tokens is too high for credits or budget, but the provider's own count can be lower.
+    The argument is the digest of the request.
+    """
 
 
 class Short(Exception):
-    """Credits or budget are not enough, as ``refusal`` says; if it is None, only while other steps hold credits."""
+    """Credits or budget are not enough for the request, which ``needs`` at least this amount in micro-credits.
+    ``refusal`` says which is not enough. It is None if the request only has to wait: other steps hold the credits.
+    """
 
     def __init__(self, needs: int, refusal: Refusal | None) -> None:
         self.needs, self.refusal = needs, refusal
@@ -93,8 +99,9 @@ class Answer(NamedTuple):
 async def ask(
     session: Session, request: ModelRequest, key: int | str, listen: Callable[[str], object], *, reserve: int = 0
 ) -> Answer:
-    """Make the request with the allowance of ``allow``. ``listen`` gets the text. Raises ModelError; also Short, for a
-    turn even if credits or budget cut its answer within a call.
+    """Hold the most that the request can cost (``allow``, which has ``reserve``), and make it. ``key`` is the turn's
+    index or the key of a compaction; ``listen`` gets the text. Raises ModelError. Raises Short if credits or budget are
+    not enough; for a turn, also if they cut its answer within a call.
     """
     session.requests += 1
     step, counted, may_count = (key, session.requests), session.counted(), request.model.dialect.counts_tokens
@@ -174,9 +181,10 @@ def failed_request(
 def allow(
     run: Run, request: ModelRequest, step: Step, counted: Mapping[str, int], reserve: int = 0, may_count: bool = False
 ) -> Allowance:
-    """Hold the most that the request can cost, with an output limit for which credits and budget are enough: Short if
-    that is below MODEL_MIN_OUTPUT_TOKENS; Unclear, if the provider ``may_count``, before the limit is lowered at all.
-    ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits to be left for the request after this one.
+    """Hold the most that the request can cost, with an output limit for which credits and budget are enough.
+    ``counted``: as in ``measure.upper_bound``. ``reserve``: micro-credits that must be left for the request after this
+    one. ``may_count``: the provider can count the request's tokens; then Unclear is raised before the limit is lowered.
+    Raises Short if the limit would be below MODEL_MIN_OUTPUT_TOKENS; also LeaseLost.
     """
     model, size = request.model, measure(request)
     if not (model.price_in or model.price_out or model.price_cached_in or model.price_cache_write):

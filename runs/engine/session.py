@@ -179,7 +179,9 @@ class Session:
         await self.step(lifecycle.end_request, attempt, self.journal.text, partial_charge)
 
     async def confirm_lease(self) -> None:
-        """Wait, before an effect outside, until the lease holds. If it was lost, the heartbeat cancels this task."""
+        """Wait until the heartbeat has renewed the lease. Called before each step with an effect outside: a process
+        that was suspended past its lease must not begin one. If the lease was lost, the heartbeat cancels this task.
+        """
         while clock.steady() >= self.process.lease_until:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_WAIT_SECONDS)  # the heartbeat is a thread
 

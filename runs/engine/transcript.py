@@ -124,7 +124,9 @@ class Cut:
     result_turn: int = 0
 
     def forms(self, runs: Sequence[RunPart]) -> Callable[[int, int], tuple[int | None, bool]]:
-        """A function: ``most`` and ``short`` of a turn's ``messages``, by its run's place in ``runs`` and its index."""
+        """A function that says how a turn is shown. It takes the place of the turn's run in ``runs``, and the turn's
+        index. It returns ``most`` and ``short`` of ``TurnPart.messages``.
+        """
         noted = next((place for place, run in enumerate(runs) if run.run_id == self.notes_run_id), -1)
         own = len(runs) - 1  # the last one is the run itself
 
@@ -184,7 +186,9 @@ def turn_parts(turns: Iterable[Turn], calls: Iterable[Any]) -> list[TurnPart]:
 
 
 def _result(call: Any) -> Result:
-    """A call's outcome for the model. ``chars`` counts no addresses: which of them a note's text lacks is not known."""
+    """A call's outcome for the model. ``chars`` does not count the addresses of results: for a result that was not
+    loaded, it is not known which of them its text lacks.
+    """
     is_error = call.status != InvocationStatus.COMPLETED
     if is_error:
         content = f"{call.error_code or call.status}: {call.error_message or 'The call did not end.'}"

@@ -57,7 +57,7 @@ def older_than(created_at: Any, run_id: Any) -> Q:
 def _to_claim(run_id: str) -> QuerySet[Run]:
     """The run, locked; how many other runs of its user are ``running``; whether it ``is_behind`` a throttled one."""
     others = Run.objects.filter(user_id=OuterRef("user_id")).exclude(pk=OuterRef("pk")).order_by()
-    # A literal: with a parameter, PostgreSQL may keep a plan that reads every run that the user ever had.
+    # A literal, because with a parameter PostgreSQL may keep a plan for all values, which reads every run of the user.
     status = RawSQL(f"'{RunStatus.RUNNING.value}'", ())  # noqa: S611  (a constant of our own)
     running = others.filter(status=status, parked=False).values("user_id").values(number=Count("*"))
     older = others.filter(older_than(OuterRef("created_at"), OuterRef("pk")), throttled=True)
@@ -124,7 +124,9 @@ def promote_next(run: Run) -> str | None:
 
 
 def leave_chat(run: Run, guards: Writes, also: Writes) -> None:
-    """``promote_next`` as parts of other statements, with a guard that fails if a run is in line behind ``run``."""
+    """``promote_next`` for a run with no run in line behind it, as parts of other statements: ``guards`` gets a
+    condition that fails if a run is in line, ``also`` gets the change of the chat.
+    """
     guards.lock(Chat, {"id": run.chat_id, "active_run_id": run.pk, "has_line": False})
     also.update(Chat, {"id": run.chat_id}, _idle(run))
 

@@ -92,8 +92,9 @@ def move_run(
 
 
 def as_known(run: Run) -> dict[str, Any]:
-    """The conditions under which the owner's lease holds and the row is as ``run`` says. The stream's index shows a
-    commit whose reply was lost; a requested cancel must be known, because the next move would overwrite it.
+    """The conditions that the run's row must meet to be as ``run`` says. They show that the owner's lease still holds.
+    The stream's index shows a commit that succeeded although its reply was lost: no step may be written twice. A
+    requested cancel must be known, because the next move would overwrite it.
     """
     names = ("status", "last_stream_index", "lease_token", "worker_id", "cancel_requested_at")
     return {"id": run.pk} | {name: getattr(run, name) for name in names}

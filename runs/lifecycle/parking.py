@@ -71,7 +71,8 @@ def park_run(run: Run) -> Moved:
 @transaction.atomic
 def record_outcome(call: ToolInvocation, said: ToolResult | ToolFailure | Parked) -> tuple[ToolInvocation, bool]:
     """DISPATCHING → COMPLETED or FAILED, for a call that awaits its outcome or may begin to, in any state of the run.
-    Or its progress. The first outcome in time counts. Returns the call as it then is, and whether this was recorded.
+    Or the progress of an open call, at most once in PROGRESS_SECONDS. Only the first outcome in time counts. Returns
+    the call as it then is, and whether this was recorded.
     """
     run, call = _locked(call)
     if isinstance(said, Parked):
@@ -176,25 +177,25 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     return [call for calls_then in taken.values() for call in calls_then]
 
 
-def record_contact(call: ToolInvocation, still: ToolResult | ToolFailure | Parked | None) -> None:
-    """The server of a call of ``take_contacts`` has answered: with the outcome, or that there is none yet. No further
-    request is needed if the answer is None, or the call has ended.
+def record_contact(call: ToolInvocation, said: ToolResult | ToolFailure | Parked | None) -> None:
+    """Record what the server of a call of ``take_contacts`` answered: the outcome, or that there is none yet. If the
+    call had ended before, the server was only told so. Then, and after None, no further request about it is made.
     """
-    if still is None or not call.is_open:
+    if said is None or not call.is_open:
         ToolInvocation.objects.filter(pk=call.pk).update(contact_at=None, remote_task="")
         return
-    if not isinstance(still, Parked):
-        record_outcome(call, still)
+    if not isinstance(said, Parked):
+        record_outcome(call, said)
         return
-    if still.asks_user:
-        _ask(call, still)
+    if said.asks_user:
+        _ask(call, said)
         return
-    contact_at = clock.now() + timedelta(seconds=still.contact_in_seconds or 0)
-    if not _taken(call).update(contact_at=contact_at, remote_task=still.remote_task or call.remote_task):
+    contact_at = clock.now() + timedelta(seconds=said.contact_in_seconds or 0)
+    if not _taken(call).update(contact_at=contact_at, remote_task=said.remote_task or call.remote_task):
         return
-    told: dict[str, Any] = {"fraction": still.fraction, "message": still.message or None}
+    told: dict[str, Any] = {"fraction": said.fraction, "message": said.message or None}
     if any(value not in (None, (call.progress or {}).get(name)) for name, value in told.items()):
-        record_outcome(call, still)
+        record_outcome(call, said)
 
 
 def _taken(call: ToolInvocation) -> QuerySet[ToolInvocation]:

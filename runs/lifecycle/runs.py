@@ -142,7 +142,9 @@ def record_turn(
 
 
 def complete(run: Run, turn: Turn, *, content: str, delta: str, charge: Charge | None, **changes: Any) -> Moved:
-    """running → completed, by a response without tool calls, with ``changes``. The others are as in ``record_turn``."""
+    """running → completed, with a model's response without tool calls. ``changes`` are columns of the run: ``output``,
+    ``finish_reason`` and ``limited_by``. The other arguments are as in ``record_turn``.
+    """
     happened = text_events(delta)
     happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
     also = _turn(run, turn, content)

@@ -75,7 +75,9 @@ class Refusal:
 
 
 def refusal(run: Run, needs: int, *, of_credits: bool = True) -> Refusal | None:
-    """Why budget or credits are not enough for a step; None also if it only has to wait for other steps. Reads only."""
+    """Why budget or credits are not enough for a step that ``needs`` this amount, in micro-credits. None if they are
+    enough, or if the step only has to wait for other steps. Reads only.
+    """
     if run.max_credits is not None and (left := run.max_credits - sums.committed(run.id)) < needs:
         return Refusal(RunError.BUDGET_EXCEEDED, needs, left)
     available = spendable(run, needs) if of_credits else None
@@ -104,9 +106,9 @@ def report_exhausted(run: Run) -> None:
 
 
 def hold_turn(run: Run, turn: int | str, request: int, amount: int, price: dict[str, Any]) -> LedgerEntry | None:
-    """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn``: its index, or
-    ``Compaction.KEY``. Raises LeaseLost, also after a requested cancel, or InsufficientCredits. A repeated call returns
-    the first hold.
+    """Hold ``amount`` for the owner's request number ``request`` under its lease; None for 0. ``turn`` is the turn's
+    index, or ``Compaction.KEY``. A repeated call returns the hold of the first call. Raises InsufficientCredits or
+    LeaseLost, the latter also if a cancel was requested. In both cases nothing has changed.
     """
     # The statement locks the run, so its next owner, or its end, finds this hold when it looks for open holds.
     try:
@@ -143,7 +145,9 @@ def spendable(run: Run, least: int) -> int | None:
     must wait: what is missing is only held for a while by other steps of the user, or an older run of the user waits.
 
     A step waits only for holds that are settled without a person: those of runs that execute, or that a worker resumes
-    next, but not of calls that await an outcome or an answer of the user, which can take weeks.
+    next. Other holds can last long. A run that waits for an answer can keep the hold of an approved call for a day. A
+    call that awaits its outcome can keep its own for weeks. A call whose server asks the user keeps it until the run
+    has asked, which comes after this step.
     """
     at_work = Q(status=RunStatus.RUNNING) | Q(status=RunStatus.QUEUED, started_at__isnull=False, throttled=False)
     others = Run.objects.filter(at_work, user_id=run.user_id)

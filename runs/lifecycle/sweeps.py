@@ -70,7 +70,9 @@ def repair(seconds: float = math.inf) -> int:
 
 
 def reap_late_workers() -> int:
-    """``reap_workers`` for a process without a lease: after a delay of this process, workers get time to come back."""
+    """``reap_workers`` for a process without a lease. What delayed this process (an outage, a suspension) has delayed
+    the workers, too. So they get the time of a lease to come back.
+    """
     global _watched
     moment = clock.now()
     Worker.objects.filter(expires_at__lt=moment).exists()  # waits until the database answers

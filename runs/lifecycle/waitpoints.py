@@ -87,9 +87,10 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
 
 
 def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, Any]) -> list[StreamEvent]:
-    """Change an open call by the user's answer about it. An approved call gets its hold and stays PENDING, also if it
-    must wait for credits, or becomes FAILED without enough; a refused one becomes REFUSED. Answers to the call's server
-    are stored: a task's server gets them when they are complete, others when the call is made again.
+    """Change an open call by the user's answer to a question about it. An approved call gets its hold and stays
+    PENDING, also if it must wait for credits. It becomes FAILED if credits or budget are not enough. A refused call
+    becomes REFUSED. Answers to the call's server are stored: a task's server gets them when they are complete, other
+    servers get them when the call is made again.
     """
     if kind == WaitpointKind.CLARIFICATION:
         if call.status == InvocationStatus.DISPATCHING:

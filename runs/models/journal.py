@@ -92,10 +92,11 @@ class CountedBeginning(models.Model):
 
 class Compaction(models.Model):
     """A step of ``run`` that shortens the chat's transcript for the run's turn ``turn_index`` and all later requests of
-    the chat. Each row has the whole state, so a chat's newest row says what its next request leaves out: the runs up to
-    ``last_run_id``, which ``text`` replaces, and the results up to the turn ``notes_turn`` of ``notes_run_id``. For
-    later requests of ``run`` itself also: the texts and arguments up to ``short_turn``, and the ends of results with
-    more than ``result_chars`` characters up to ``result_turn``. Tokens and cost are those of a summary.
+    the chat. Messages stay as they are. Each row has the whole state, so a chat's newest row says what its next request
+    leaves out: the runs up to ``last_run_id``, which ``text`` replaces, and the results up to the turn ``notes_turn``
+    of ``notes_run_id``. For later requests of ``run`` itself also: the texts and arguments up to ``short_turn``, and
+    the ends of results with more than ``result_chars`` characters up to ``result_turn``. Tokens and cost are those of a
+    summary.
     """
 
     KEY = "c{}"  # of the index: ``turn`` in the price of the summary's ledger rows
@@ -242,9 +243,9 @@ class ToolInvocation(ProtectedModel):
 
 
 class Waitpoint(ProtectedModel):
-    """A question to the user, for whose answer the run waits, about one invocation. Without an invocation, it says that
-    the next step needs at least ``needed`` micro-credits, for which credits or budget are not enough; more credits
-    answer it, too.
+    """A question to the user about one invocation, for whose answer the run waits. A call of ``ask_user`` that needs an
+    approval has two: first the approval, then the question. A waitpoint without an invocation says that credits or
+    budget are not enough for the next step, which needs at least ``needed`` micro-credits; more credits answer it, too.
     """
 
     id = IdField(prefix="wp")

@@ -64,7 +64,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The next request's transcript. ``fixed``: bytes of instructions and tools; ``counted``: the last counted turn."""
+    """The transcript of a run's next request. ``fixed``: the bytes of instructions and tools. ``counted``: the turn
+    whose request the provider has counted last.
+    """
 
     model: ModelDefinition
     history: History
