@@ -61,6 +61,14 @@ def test_a_new_provider_leads_to_its_models_and_a_missing_key_is_named(boss, set
     assert "missing: OPENAI_API_KEY" not in boss.get(reverse("admin:runs_provider_changelist")).content.decode()
 
 
+def test_the_test_of_a_provider_of_a_kind_that_is_gone_says_so(boss):
+    boss.post(ADD_PROVIDER, provider())
+    row = Provider.objects.get(name="local")
+    Provider.objects.filter(pk=row.pk).update(kind="gone")
+    page = boss.post(reverse("admin:runs_provider_test", args=[row.pk])).content.decode()
+    assert "There is no kind of provider named gone." in page
+
+
 def test_a_row_of_the_catalogue_file_says_so_with_what_differs(boss, settings, tmp_path):
     file = tmp_path / "catalogue.yaml"
     file.write_text(
