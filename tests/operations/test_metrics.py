@@ -60,12 +60,15 @@ def test_requests_are_counted_by_route_and_status(session, scrape):
     session.get("/api/v1/chats")
     session.generic("BREW", "/api/v1/chats")
     session.get("/nowhere/secretlookingid")
+    for probe in ("/livez", "/readyz", "/metrics"):
+        session.get(probe)
     shown = scrape()
     chat = "api/v1/chats/<str:chatId>"
     assert shown("http_requests_total", method="GET", route=chat, status="404") == 1
     assert shown("http_requests_total", method="GET", route="api/v1/chats", status="200") == 1
     assert shown("http_requests_total", method="(other)", route="api/v1/chats", status="405") == 1
     assert shown("http_requests_total", method="GET", route="(none)", status="404") == 1
+    assert shown("http_request_seconds_count", route="(none)") == 1  # probes and scrapes are not counted
     assert shown("http_request_seconds_count", route=chat) == 1
     assert "secretlookingid" not in shown.text
 
