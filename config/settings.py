@@ -311,7 +311,8 @@ ENCRYPTION_KEYS = ENV.items("ENCRYPTION_KEYS") or [secret_from_file(VAR_DIR / "e
 # --- Celery ----------------------------------------------------------------------------------------------------------
 CELERY_BROKER_URL = REDIS_URL or f"redis+socket://{BROKER_SOCKET}"
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # Longer than the countdown of a webhook retry (at most 600 s). The broker keeps no other fetched messages.
+    # Longer than the countdown of a webhook retry (at most 600 s), so that the broker does not deliver it again
+    # meanwhile. It keeps no other fetched messages.
     "visibility_timeout": 3600,
     "socket_timeout": BROKER_TIMEOUT_SECONDS,
     "socket_connect_timeout": BROKER_TIMEOUT_SECONDS,

@@ -104,6 +104,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse
 
 
 class ErrorMiddleware:
+    """Answers the exceptions of a view that is not DRF's. ``failure`` is the log's text of those that are our fault."""
+
     def __init__(self, get_response: object, failure: str) -> None:
         self.failure = failure
 
@@ -111,5 +113,5 @@ class ErrorMiddleware:
         return answer_to(error, self.failure)
 
 
-# For a view outside of DRF, with the text that the log has of a failure.
+# A decorator of views: ``@answers_errors("an upload failed")``.
 answers_errors = decorator_from_middleware_with_args(ErrorMiddleware)

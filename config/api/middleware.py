@@ -58,8 +58,10 @@ PROBES = {"/livez": probes.livez, "/readyz": probes.readyz, "/metrics": metrics_
 
 
 class MeasureMiddleware(Middleware):
-    """Answers probes and scrapes before the checks of host name and scheme: inside a network they use neither. Counts
-    and traces every other request. A span is within the trace that the client names.
+    """Counts and traces every request except probes and scrapes. A span is within the trace that the client names.
+
+    Probes and scrapes are answered here, before the checks of host name and scheme: inside a network, they use the
+    process's own address and plain http.
     """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
@@ -138,7 +140,9 @@ class PageLimitMiddleware(Middleware):
 
 
 class ApiErrorMiddleware(Middleware):
-    """Replaces error pages under /api by the envelope, charges what no view has charged, sets the limit's headers."""
+    """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged.
+    Sets the headers of the rate limit there and in the answers to uploads.
+    """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)

@@ -1,9 +1,12 @@
-"""The OpenAPI document: what drf-spectacular can't read from a view. The rest is in each app's ``openapi.yaml``.
+"""The OpenAPI document: what drf-spectacular can't read from a view. Each app describes its part in ``openapi.yaml``:
 
-``operations``: by method and path within a surface: summary, description (default: the view's), examples of the bodies
-``sent`` and ``answered``, and, if no serializer has them, their schemas ``takes`` and ``gives``. ``paths``: operations
-of other views. ``tags``, ``components`` (schemas) and ``fields`` (that mean the same in all schemas): descriptions by
-name. ``errors``: examples, by class and arguments. ``headers`` and ``schemas``: components. ``credentials``: schemes.
+- ``operations``, by method and path without the surface's prefix, for both surfaces: a summary, a description (default:
+  the view's), examples of the bodies ``sent`` and ``answered``, and their schemas ``takes`` and ``gives`` if no
+  serializer has them;
+- ``paths``: whole operations, of views that are no viewsets;
+- ``tags``, ``components`` and ``fields``: descriptions by name; a field means the same in all schemas;
+- ``errors``: examples of error codes, by class and arguments;
+- ``headers`` and ``schemas``: components. ``credentials``: security schemes.
 """
 
 import inspect

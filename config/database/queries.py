@@ -1,5 +1,6 @@
-"""Queries whose SQL is compiled once, while Django compiles a queryset at each evaluation: for the few statements that
-every request makes, if ``benchmarks/queries.py`` shows what that saves (docs/decisions/0008).
+"""Queries whose SQL is compiled once. Django compiles a queryset at each evaluation, which takes longer than a read by
+primary key. They are for the few statements of every request and run: ``benchmarks/queries.py`` must show what a query
+saves here (docs/decisions/0008).
 """
 
 import re
@@ -85,8 +86,8 @@ def _with_fixed_types(sql: str, types: Sequence[str]) -> str:
 
 def read(sql: str, parameters: Sequence[Any]) -> list[Sequence[Any]]:
     """The rows of a query, which is prepared. In a query that is written as SQL, each column must be cast to a type
-    that no migration changes. Outside of a transaction, a read replaces a lost connection once, which saves the round
-    trip of Django's check of the connection.
+    that no migration changes. Outside of a transaction, a lost connection is replaced once and the read repeated,
+    which is safe. So the round trip of Django's check of the connection is not needed.
     """
     # Looked up once: each attribute of django.db.connection looks up the thread's connection.
     database: Any = connections[DEFAULT_DB_ALIAS]

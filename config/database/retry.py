@@ -84,9 +84,9 @@ def attempt(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def persist(threads: Executor, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``step`` on one of ``threads``, and again with growing waits while the database is not available, also after
-    a commit whose confirmation was lost. A step that fails must not have changed its arguments. A cancel waits for the
-    end of the running call.
+    """Call ``step`` on one of ``threads``, and again with growing waits while the database is not available. A cancel
+    waits for the end of the running call. If a step fails, it must not have changed its arguments. It may be repeated
+    after a successful commit, if the connection was lost before the confirmation.
     """
     wait = WAIT_SECONDS
     while True:

@@ -83,7 +83,9 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def moment_of(text: Any, example: str) -> datetime:
-    """The time that ``text`` names, in UTC, cut to milliseconds as clients see times. Raises ValueError."""
+    """The time in ISO 8601 with its zone that ``text`` names, in UTC, cut to milliseconds as clients see times. Raises
+    ValueError, with a message for people that ends with ``example``.
+    """
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:

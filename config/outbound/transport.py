@@ -79,8 +79,9 @@ class Exchange:
         reuse: bool = False,
         owner: str = "",
     ) -> aiohttp.ClientResponse:
-        """Send the request, and wait for the head of its answer. With ``reuse``, others to the same server may use the
-        connection for IDLE_SECONDS. Raises AddressRefused, ValueError (the URL), RequestTimedOut, RequestFailed.
+        """Send the request, and wait for the head of its answer. With ``reuse``, later requests to the same host and
+        port may use the connection for IDLE_SECONDS. Raises AddressRefused, ValueError (the URL is not valid),
+        RequestTimedOut, RequestFailed.
         """
         parsed = addresses.parse(url, https_only)
         host = addresses.host_of(parsed)

@@ -86,7 +86,9 @@ def each_batch(
 
 
 def stages(job: str, *works: Callable[..., int], **arguments: Any) -> int:
-    """The sum of ``works``. If one raises, it is logged and counted, and the others follow, except in an outage."""
+    """The sum of ``works``, each called with ``arguments``. If one raises, this is logged and counted, and the others
+    follow, except in an outage.
+    """
     done = 0
     for work in works:
         try:

@@ -39,7 +39,8 @@ WAKE_SECONDS, IDLE_WAKE_SECONDS = 0.01, 0.1
 class Source:
     """One kind of message, and the thread that calls ``send`` with its items in the order of ``put``. An idle source
     sends its first item at once, and the items of the interval after it together. After an exception, which ``failed``
-    gets, items are dropped for PAUSE_SECONDS, so that a server that does not respond causes few time-outs.
+    gets, items are dropped for PAUSE_SECONDS, so that a server that does not respond causes few time-outs. So an item
+    must be of a kind that may be lost.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""The ASGI application: it reads bodies and sends answers on the event loop. Django makes the answers, through WSGI on
-a bounded number of threads. So a client that sends or reads slowly occupies memory, which is limited, and no thread.
+"""The ASGI application: it reads bodies and sends answers on the event loop. Once a request has arrived as a whole,
+Django makes the answer, through WSGI on a bounded number of threads. So a client that sends or reads slowly occupies
+memory, which is limited, and no thread.
 """
 
 import asyncio

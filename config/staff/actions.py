@@ -82,7 +82,9 @@ class Action:
 
 
 def staff_action(permission: str, **options: Any) -> Callable[[Callable[..., Did | None]], Action]:
-    """Makes the function that applies an action the action: its name is also the label, its docstring the question."""
+    """A decorator that makes an Action from its ``apply``. The function's name becomes the action's name and label, its
+    docstring the question of the confirmation page; ``options`` are other fields of Action, or replace these.
+    """
 
     def declare(apply: Callable[..., Did | None]) -> Action:
         name, question = apply.__name__, " ".join((apply.__doc__ or "").split())

@@ -1,5 +1,6 @@
 """Log lines with the ids of their request, run and task: JSON in production, plain text locally. A line must not have
-user content or secrets, so of an exception, whose message quotes input, it has only types and code locations.
+user content or secrets. So it has only the fields below, and of an exception, whose message quotes input, only types
+and code locations.
 """
 
 import json

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# The parts of OpenTelemetry that are used, after ``start``.
+# Modules of OpenTelemetry. ``start`` imports them: without traces, they would only cost memory.
 trace: Any = None
 propagate: Any = None
 _tracer: Any = None

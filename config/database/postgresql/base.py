@@ -42,8 +42,8 @@ class Connection(psycopg.Connection[Any]):
 
 
 class Cursor(base.ServerBindingCursor):
-    """Prepares only statements that are declared ``stable``: the types of their results never change. If a migration
-    changed them, PostgreSQL would refuse the statement on each connection that has prepared it.
+    """Prepares only statements that are declared ``stable``: the types of their results never change. After a
+    migration that changes them, PostgreSQL would refuse the statement on each connection that has prepared it.
     """
 
     stable = False
