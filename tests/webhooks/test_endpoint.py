@@ -58,7 +58,6 @@ def test_repeated_call_updates_the_endpoint(session):
     second = post(session, url="http://127.0.0.1:9000/b", rotateSecret=False).json()
     assert second["id"] == first["id"]
     assert second["url"] == "http://127.0.0.1:9000/b"
-    assert second["updatedAt"] > first["updatedAt"] or second["updatedAt"] == first["updatedAt"]
     assert second["secondarySecret"] is None
     assert Endpoint.objects.get().secret == first["secret"]
 
@@ -184,6 +183,19 @@ def test_enable_and_disable(session, user, endpoint):
     assert session.patch(URL, {"enabled": True}, format="json").json()["enabled"] is True
 
 
+def test_updated_at_is_the_time_of_the_last_change(session):
+    def updated(call) -> bool:
+        Endpoint.objects.update(updated_at=timezone.now() - timedelta(days=1))
+        before = session.get(URL).json()["updatedAt"]
+        call()
+        return session.get(URL).json()["updatedAt"] > before
+
+    post(session, url="http://127.0.0.1:9000/")
+    assert updated(lambda: post(session, url="http://127.0.0.1:9001/"))
+    assert not updated(lambda: session.patch(URL, {"enabled": True}, format="json"))
+    assert updated(lambda: session.patch(URL, {"enabled": False}, format="json"))
+
+
 @pytest.mark.parametrize("body", [{}, {"enabled": None}, {"enabled": "false"}, {"enabled": 0}])
 def test_bad_change_is_400(session, endpoint, body):
     assert session.patch(URL, body, format="json").status_code == 400
@@ -192,6 +204,7 @@ def test_bad_change_is_400(session, endpoint, body):
 
 
 def test_delete_and_create_again(session, user, endpoint):
+    post(session, url="http://127.0.0.1:9000/", rotateSecret=True)
     assert session.delete(URL).status_code == 204
     assert session.get(URL).status_code == 404
     assert session.delete(URL).status_code == 404
