@@ -29,11 +29,11 @@ class ScopesForm(ActionForm):
         field.initial = self.target.scopes
 
 
-def is_valid(key: ApiKey | ServerKey) -> bool:
+def is_not_revoked(key: ApiKey | ServerKey) -> bool:
     return key.revoked_at is None
 
 
-@staff_action("apikeys.revoke_apikey", about="some", icon="block", danger=True, offered=is_valid)
+@staff_action("apikeys.revoke_apikey", about="some", icon="block", danger=True, offered=is_not_revoked)
 def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) -> Did | None:
     """Requests with these keys are refused at once and permanently."""
     return Did(key, "Revoked.") if keys.revoke_key(key) else None
@@ -44,7 +44,7 @@ def revoke(request: HttpRequest, key: ApiKey | ServerKey, data: dict[str, Any]) 
     label="Narrow scopes",
     form=ScopesForm,
     icon="tune",
-    offered=lambda key: is_valid(key) and bool(key.scopes),
+    offered=lambda key: is_not_revoked(key) and bool(key.scopes),
 )
 def narrow(request: HttpRequest, key: ApiKey, data: dict[str, Any]) -> Did | None:
     """A removed scope cannot be restored; the user can create another key."""

@@ -59,7 +59,9 @@ def attachments_of(user: Any) -> QuerySet[Attachment]:
 
 
 def create_attachment(user: Any, *, size_bytes: int, **about: Any) -> Attachment:
-    """Raises PayloadTooLarge, and Conflict if the user's attachments would exceed ATTACHMENT_USER_MAX_BYTES."""
+    """``about``: ``file_name``, ``content_type`` and possibly ``sha256``. Raises PayloadTooLarge, and Conflict if all
+    attachments of the user would exceed ATTACHMENT_USER_MAX_BYTES.
+    """
     if size_bytes > settings.ATTACHMENT_MAX_BYTES:
         raise PayloadTooLarge(f"A file may have at most {settings.ATTACHMENT_MAX_BYTES} bytes.")
     with transaction.atomic():
@@ -296,8 +298,8 @@ def purge_uploads(user_id: int) -> int:
 
 
 def delete_with_files(rows: QuerySet[Attachment]) -> int:
-    """Delete a batch of attachments. Returns how many this process has deleted. The files go first: after a failure,
-    the rows lead to those that are left. Raises Unavailable.
+    """Delete a batch of attachments. Returns how many this process has deleted. Files are deleted before the rows that
+    refer to them, so that after a failure a later call finds the rest. Raises Unavailable.
     """
     batch = list(rows.values_list("pk", flat=True)[:FILES_BATCH])
     for attachment_id in batch:

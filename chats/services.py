@@ -123,7 +123,9 @@ def purge_chats() -> int:
 
 
 def purge_chat(chat_id: str) -> bool:
-    """Delete a deleted chat with its content; ledger rows stay. Returns False if a part is left for the next purge."""
+    """Remove a chat that its user has deleted, with its content. Ledger rows stay. Returns False if a part is left for
+    the next purge. Several processes may do this at the same time, and each may be interrupted.
+    """
     attached = Attachment.objects.filter(message__chat=chat_id).order_by("pk")
     try:
         while not batches.stopping.is_set() and attached.exists():

@@ -1,5 +1,5 @@
 """Chats, their messages and attachments on both surfaces, and the bytes of attachments. ``PUT {upload.url}`` needs no
-bearer token: the URL is the credential. If there is an object storage, clients upload to it.
+bearer token: the URL is the credential. If there is an object storage, clients upload to that instead.
 """
 
 import re
@@ -243,7 +243,9 @@ def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:
-    """The first and the last byte of a single range. None, for the whole file, without a valid one (RFC 9110, 14.2)."""
+    """The first and the last byte of the requested range. None means the whole file: no range is asked for, several
+    are, or the header is malformed (RFC 9110, section 14.2). Raises RangeNotSatisfiable.
+    """
     match = RANGE.fullmatch(header)
     if match is None or match.group(1, 2) == ("", ""):
         return None
@@ -265,7 +267,9 @@ def content_disposition(file_name: str) -> str:
 
 
 def parts_of(attachment: Attachment, first: int, left: int) -> Iterator[bytes]:
-    """An empty part, then ``left`` bytes of the file. ``close`` frees them only after the first part."""
+    """An empty part, then ``left`` bytes of the file. The caller takes the empty part before it answers: the file is
+    then open, and an error can still become the answer. Raises RateLimited, NotFound and Unavailable.
+    """
     with attachments.transfer(attachment.user_id):
         try:
             with files.storage_errors():

@@ -100,7 +100,9 @@ class RefundForm(MoneyForm):
 
 
 def once(request: HttpRequest, row: Any, data: dict[str, Any], done: str, move: Callable[..., object]) -> Did | None:
-    """Move credits. A confirmation page does so only once, even if it is sent twice."""
+    """Move credits by ``move``, once for each confirmation page, even if the page is sent twice. ``done`` begins
+    the text of the log. Without a ``row``, the form names the user.
+    """
     given = {"cause": f"staff:{move.__name__}:{data['nonce'] or uuid.uuid4().hex}", "reason": data["reason"]}
     if LedgerEntry.objects.filter(cause=given["cause"]).exists():
         return None

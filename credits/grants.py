@@ -33,7 +33,7 @@ MARK = Q(expires_at__isnull=False) | Q(type=EntryType.EXPIRY) | models.REVOCATIO
 
 
 def end_of_grant(text: Any) -> datetime:
-    """A time with its zone, at most GRANT_DAYS_MAX days ahead. Raises ValueError."""
+    """A time with its zone, at most GRANT_DAYS_MAX days ahead, in UTC, cut to milliseconds. Raises ValueError."""
     moment = clock.moment_of(text, "with its zone, such as 2027-01-31T00:00:00Z")
     if moment > clock.now() + timedelta(days=models.GRANT_DAYS_MAX):
         raise ValueError(f"At most {models.GRANT_DAYS_MAX} days from now.")

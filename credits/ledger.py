@@ -1,6 +1,7 @@
 """The only writer of accounts and ledger rows. Amounts are micro-credits. No HTTP, prices or reports here.
 
-Every function joins the caller's transaction or opens its own. A second call with the ``cause`` of a row moves nothing.
+Every function joins the caller's transaction or opens its own. One guarded UPDATE changes the account, in the
+transaction that inserts the rows (``_post``). The ``cause`` of a row is unique: a second call with it moves nothing.
 For a movement of a run, the caller must first lock the run: otherwise, of two simultaneous calls with one cause, one
 moves the credits and the other raises IntegrityError.
 """
@@ -274,7 +275,7 @@ def _movement(rows: list[LedgerEntry]) -> tuple[str, list[Any]]:
     values += [balance for _ in thresholds]
     values += [first.account_id, held, balance, -BALANCE_LIMIT, BALANCE_LIMIT, first.cause]
     statement = _CHANGE_ACCOUNT.format(crossed=crossed)
-    if first.type == EntryType.HOLD:
+    if first.type == EntryType.HOLD:  # only a hold must be covered by what is available
         statement, values = f"{statement} AND balance + %s >= held + %s", [*values, balance, held]
     return statement, values
 

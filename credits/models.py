@@ -194,7 +194,7 @@ class PendingExpiry(models.Model):
 class UsageTotal(models.Model):
     """A sum of ledger rows of an account, for the reports. Always exact. ``tool_key`` is empty for model usage."""
 
-    types: ClassVar = SPENDING  # of the rows; refunds are subtracted
+    types: ClassVar = SPENDING  # the types of the rows in the sum, in which refunds are negative
     # Without a database constraint: that of the ledger row is enough.
     account = models.ForeignKey(Account, models.PROTECT, related_name="+", db_index=False, db_constraint=False)
     amount = models.BigIntegerField()
@@ -209,7 +209,7 @@ class UsageTotal(models.Model):
 
 
 class DayTotal(UsageTotal):
-    """Charges by UTC day and tool."""
+    """Charges by UTC day and tool, without refunds."""
 
     types = CHARGES
     pk = models.CompositePrimaryKey("account", "day", "tool_key")
@@ -222,14 +222,14 @@ class DayTotal(UsageTotal):
 
 
 class ChatTotal(UsageTotal):
-    """Spending by chat."""
+    """Charges less refunds by chat."""
 
     pk = models.CompositePrimaryKey("account", "chat_id")
     chat_id = RefField()
 
 
 class ChatDayTotal(UsageTotal):
-    """Spending by UTC day and chat."""
+    """Charges less refunds by UTC day and chat."""
 
     pk = models.CompositePrimaryKey("account", "day", "chat_id")
     day = models.DateField()
@@ -237,7 +237,7 @@ class ChatDayTotal(UsageTotal):
 
 
 class RunTotal(UsageTotal):
-    """Spending by chat, run and tool."""
+    """Charges less refunds by chat, run and tool."""
 
     pk = models.CompositePrimaryKey("account", "chat_id", "run_id", "tool_key")
     chat_id = RefField()

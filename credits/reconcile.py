@@ -60,6 +60,7 @@ def drift_of(model: type[UsageTotal]) -> Iterator[str]:
     of_row = {"day": DAY[connection.vendor], "tool_key": "COALESCE(tool_key, '')"}
     columns = [field.attname for field in model._meta.pk_fields]
     keys, sources = ", ".join(columns), ", ".join(of_row.get(column, column) for column in columns)
+    # Rows without a chat or a run are in no total by chat or by run.
     conditions = [f"{column} IS NOT NULL" for column in columns if column in ("chat_id", "run_id")]
     types = ", ".join(f"'{type}'" for type in model.types)
     rows = " AND ".join([f"type IN ({types})", *conditions])

@@ -64,10 +64,10 @@ def test(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
     return Did(endpoint, "Sent a test event.")
 
 
-INSTALLATION = "webhooks.set_installation_endpoint"
+SET_UP = "webhooks.set_installation_endpoint"
 
 
-@staff_action(INSTALLATION, label="Set up the installation endpoint", form=InstallationForm, about="none", icon="hub")
+@staff_action(SET_UP, label="Set up the installation endpoint", form=InstallationForm, about="none", icon="hub")
 def installation(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
     """This endpoint gets the events of all users, with their usernames."""
     endpoint, reveal = services.register(services.INSTALLATION, data["url"], rotate=data["rotate"], extended=True)
@@ -77,7 +77,7 @@ def installation(request: HttpRequest, row: None, data: dict[str, Any]) -> Did:
 
 
 @staff_action(
-    INSTALLATION,
+    SET_UP,
     label="Enable",
     icon="notifications",
     offered=lambda endpoint: is_installation(endpoint) and not endpoint.enabled,
@@ -88,7 +88,7 @@ def enable_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str
     return Did(endpoint, "Enabled.")
 
 
-@staff_action(INSTALLATION, label="Delete", icon="delete", danger=True, offered=is_installation)
+@staff_action(SET_UP, label="Delete", icon="delete", danger=True, offered=is_installation)
 def delete_installation(request: HttpRequest, endpoint: Endpoint, data: dict[str, Any]) -> Did:
     """Pending deliveries of this endpoint are dropped. It gets no further deliveries."""
     services.delete_endpoint(endpoint.user)

@@ -140,7 +140,9 @@ class Dispatcher:
 
 
 async def attempt(claim: claims.Claim) -> Attempt:
-    """Sign and send a delivery. Never raises: a failure is an outcome. Sets the context of its task's log lines."""
+    """Sign and send a delivery, without the database. Never raises: a failure is an outcome. Sets the context of log
+    lines, so it needs a task of its own.
+    """
     delivery, number = claim.delivery, claim.delivery.attempt_count
     logs.request_id.set(delivery.request_id or logs.NONE)
     logs.run_id.set(delivery.run_id)

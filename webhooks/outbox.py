@@ -44,7 +44,8 @@ def report_credits(user_id: int, event: CreditsEvent, fields: dict[str, Any]) ->
 
 def add(writes: Writes, user_id: int, event: AnyEvent, own: dict[str, Any], run: Any = None) -> str:
     """Add the event to ``writes``, for the user's endpoint and the installation endpoint if they are enabled. Returns
-    the event's id. ``own``: the event's own fields (``events.py``); Decimals are written exactly. ``run``: its run.
+    the event's id. ``own`` has the event's own fields (``events.py``); Decimals are written exactly. ``run`` is the run
+    that the event is about, if it is an ``Event``.
     """
     now, event_id = clock.now(), new_id("evt")
     of_run = {"runId": run.id, "chatId": run.chat_id} if run else {}

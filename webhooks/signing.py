@@ -1,5 +1,7 @@
-"""The headers that prove that a delivery is ours, and their verification as receivers do it: our signature
-(HMAC-SHA384, docs/webhooks.md), and that of the Standard Webhooks specification (HMAC-SHA256), for public libraries.
+"""The headers that prove that a delivery is ours, and their verification as receivers do it.
+
+A delivery has two signatures: ours (HMAC-SHA384, docs/webhooks.md) and that of the Standard Webhooks specification
+(HMAC-SHA256), so that public libraries can verify deliveries.
 """
 
 import base64
