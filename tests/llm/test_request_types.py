@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from runs.engine.transcript import NO_ANSWER
 from runs.llm.base import AssistantMessage, AttachedFile, ToolCall, ToolMessage, ToolSpec, UserMessage
-from tests.llm.helpers import at, client_of, model_of, request_of
+from runs.llm.registry import client_for
+from tests.llm.helpers import CALCULATE, at, client_of, model_of, request_of
+from tests.llm.model_server import ModelServer
 from tests.llm.sdk_types import problems
 from tests.tiers import examples
 
@@ -20,6 +23,10 @@ TYPES = {
     "openai": "openai.types.chat.completion_create_params.CompletionCreateParamsStreaming",
     "openai_responses": "openai.types.responses.response_create_params.ResponseCreateParamsStreaming",
     "anthropic": "anthropic.types.message_create_params.MessageCreateParamsStreaming",
+}
+COUNT_TYPES = {
+    "openai_responses": "openai.types.responses.input_token_count_params.InputTokenCountParams",
+    "anthropic": "anthropic.types.message_count_tokens_params.MessageCountTokensParams",
 }
 MODELS = {
     "openai": ("https://api.openai.com/v1", "gpt-6-astra"),
@@ -113,6 +120,33 @@ def test_the_sdks_types_accept_each_body(kind: str, data: Any):
     json.dumps(body)
     check = {"openai": check_openai, "openai_responses": check_responses, "anthropic": check_anthropic}[kind]
     check(body)
+
+
+@pytest.mark.parametrize("provider", COUNT_TYPES, indirect=True)
+@pytest.mark.parametrize(
+    ("status", "answer", "tokens"),
+    [
+        (200, '{"input_tokens": 1000}', 1070),  # a margin, because a provider's count before a request can be too low
+        (200, '{"input_tokens": 0}', None),
+        (200, "[]", None),
+        (200, "<html>", None),
+        (404, '{"input_tokens": 1000}', None),
+    ],
+)
+def test_a_request_is_counted_by_the_fields_that_the_sdks_types_accept(
+    serve, provider: str, status: int, answer: str, tokens: int | None
+):
+    async def main(server: ModelServer) -> tuple[Any, int | None]:
+        server.bare = [f"HTTP/1.1 {status} Status\r\nContent-Length: {len(answer)}\r\n\r\n{answer}".encode()]
+        model = model_of(at(server.url, provider), parameters={"reasoningEffort": "high", "temperature": 1})
+        request = request_of("Hi", model=model, tools=(CALCULATE,), instructions="Be brief.")
+        counted = await client_for(model.server).count(request)
+        return server.requests[0].body, counted
+
+    body, counted = serve(main)
+    assert problems(body, import_string(COUNT_TYPES[provider])) == []
+    assert {"Be brief.", "Hi", "calculate"} <= set(re.findall(r"[\w .]+", json.dumps(body)))
+    assert counted == tokens
 
 
 # --- rules that the types cannot express -----------------------------------------------------------------------------
