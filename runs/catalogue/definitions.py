@@ -322,7 +322,7 @@ class ModelDefinition:
 
     @classmethod
     def from_row(cls, row: AgentModel) -> Self:
-        """Raises ValueError if a value of the row, or of its provider's, is not valid."""
+        """Raises DecryptionFailed, and ValueError if a value of the row, or of its provider's, is not valid."""
         server = Server.from_row(row.provider)
         values = {column.name: getattr(row, column.name) for column in fields(cls) if column.name != "server"}
         for price in ("price_cached_in", "price_cache_write"):
