@@ -69,6 +69,13 @@ class TestAgainstTheSdk:
         result = call(tool(address, "add"), {"a": 40, "b": 2})
         assert (result.text, result.urls, result.credit_used) == ("42", (), None)
 
+    def test_a_complete_result_stays_if_the_connection_cannot_be_closed(self, call, address, monkeypatch):
+        async def lost(transport: GuardedTransport) -> None:
+            raise OSError("The connection is lost.")
+
+        monkeypatch.setattr(GuardedTransport, "aclose", lost)
+        assert call(tool(address, "add"), {"a": 40, "b": 2}).text == "42"
+
     def test_the_servers_own_name(self, call, address):
         assert call(tool(address, "nice_name", remote_name="remote.name"), {}).text == "by its own name"
 
