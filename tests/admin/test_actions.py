@@ -132,16 +132,51 @@ def test_an_action_without_a_row_goes_back_to_the_list(boss, model, name, data, 
     assert "Choose a row first." in answer.content.decode()
 
 
+def shown() -> list[tuple[str, Any]]:
+    """Return each model that has actions (``app_model``) with each of its actions."""
+    reverse("admin:index")  # the first use of an address registers the pages
+    return [
+        (f"{model._meta.app_label}_{model._meta.model_name}", action)
+        for model, page in admin.site._registry.items()
+        for action in getattr(page, "staff_actions", ())
+    ]
+
+
 def test_every_action_has_a_label_and_a_question():
-    shown = [action for one in admin.site._registry.values() for action in getattr(one, "staff_actions", ())]
-    assert len(shown) > 15
-    for action in shown:
+    for _, action in shown():
         assert action.label[0].isupper(), action.name
         assert action.question.endswith("."), action.name
         assert "\n" not in action.question, action.name
 
 
 # --- permissions -----------------------------------------------------------------------------------------------------
+PERMISSIONS = {
+    ("runs_run", "cancel"): "runs.cancel_run",
+    ("apikeys_apikey", "revoke"): "apikeys.revoke_apikey",
+    ("apikeys_apikey", "narrow"): "apikeys.narrow_apikey",
+    ("apikeys_serverkey", "create"): "apikeys.create_serverkey",
+    ("apikeys_serverkey", "revoke"): "apikeys.revoke_serverkey",
+    ("auth_user", "block"): "auth.change_user",
+    ("auth_user", "unblock"): "auth.change_user",
+    ("auth_user", "export"): "runs.read_run_content",
+    ("auth_user", "erase"): "auth.delete_user",
+    ("credits_account", "grant"): "credits.grant_credits",
+    ("credits_account", "grant_to"): "credits.grant_credits",
+    ("credits_account", "adjust"): "credits.adjust_credits",
+    ("credits_ledgerentry", "refund"): "credits.refund_credits",
+    ("webhooks_endpoint", "disable"): "webhooks.disable_endpoint",
+    ("webhooks_endpoint", "test"): "webhooks.disable_endpoint",
+    ("webhooks_endpoint", "installation"): "webhooks.set_installation_endpoint",
+    ("webhooks_endpoint", "enable-installation"): "webhooks.set_installation_endpoint",
+    ("webhooks_endpoint", "delete-installation"): "webhooks.set_installation_endpoint",
+}
+
+
+def test_every_action_has_the_permission_that_the_page_names():
+    """``ALLOWED`` only tells the roles apart: these have no permission to erase, block or set up anything."""
+    assert {(model, action.name): action.permission for model, action in shown()} == PERMISSIONS
+
+
 ALLOWED = {
     ("runs_run", "cancel"): {"support"},
     ("apikeys_apikey", "revoke"): {"support"},
