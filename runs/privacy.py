@@ -39,19 +39,21 @@ EXPORT_BATCH = 50  # rows that an export reads together: a run has many events
 PART_BYTES = 1024 * 1024
 # Where the files of a row are, in a folder of its id.
 FOLDERS = {"chats.Attachment": files.FOLDER, "runs.ToolInvocation": tool_files.FOLDER}
-ERASE_WAIT_SECONDS = 60  # for runs and rows that are in use
-ERASE_SETTLE_SECONDS = 10  # after the end of a failed or cancelled tool call, for its files
+ERASE_WAIT_SECONDS = 60  # how long an erasure waits for runs and rows that are in use
+# How long after the end of a failed or cancelled tool call an erasure waits for files that the call may still store.
+ERASE_SETTLE_SECONDS = 10
 POLL_SECONDS = 0.1
 ERASED = "(erased)"
-# What an erasure does to the rows of a table; and to those of an app or a table with a person that it does not delete.
+# What an erasure does to the rows of a table.
 DELETED, NO_DATA = "deleted", "no data of users"
+# The tables that are kept, and the apps whose tables with a person are kept.
 KEPT = {
     USER: "kept, without names",
     "admin.LogEntry": "kept, without names",
     "api.ErasedSubject": "kept, as a keyed digest",
     "credits": "kept, under a pseudonym",
 }
-# Fields that an export leaves out: secrets. The id of a task is the key to it.
+# Secrets, which an export leaves out. Who knows the id of a remote task can read and cancel the task.
 HIDDEN = {
     USER: {"password"},
     "runs.ToolInvocation": {"remote_task"},
@@ -62,8 +64,9 @@ HIDDEN = {
 
 
 class Table(NamedTuple):
-    """``path`` leads from a row to the person, or to the username, which is what was typed in the form of the admin. It
-    is empty if there is none. Its first part is the ``field`` by which a row belongs to a row of ``parent``, if any.
+    """What an ``erasure`` does to a table. ``path`` is the lookup from a row to the person; empty for a table without
+    persons. In the tables of failed sign-ins, it leads to the username that was typed. If the rows belong to rows of
+    another table, that is ``parent``, and ``field`` is the first part of ``path``.
     """
 
     erasure: str

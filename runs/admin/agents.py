@@ -99,7 +99,7 @@ class AgentForm(StaffForm, forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        shown = ("name", "display_name", "description", "enabled")
+        shown = ("name", "display_name", "description", "enabled")  # in the admin, Meta.fields has all fields
         self.columns = {name: data.get(name) for name in (*shown, *agents.CONTENT)}
         self.columns["tools"] = None if data.get("all_tools") else data.get("tools")
         self.columns["output_schema"] = data.get("output_schema") or None

@@ -81,7 +81,7 @@ def erase(request: HttpRequest, user: User, data: dict[str, Any]) -> Did:
     """All content, files, events and names of this user are removed, permanently. Runs are cancelled.
     The ledger stays, under a pseudonym. With many chats, this takes several steps.
     """
-    # Then it says how far it is: a repetition continues.
+    # After this time, the request stops and says how far it is. A repetition continues.
     end = time.monotonic() + ERASE_SECONDS
 
     def report(step: str, done: int, total: int) -> None:

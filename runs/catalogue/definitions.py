@@ -1,6 +1,6 @@
-"""What the engine and the API see of the catalogue's providers and models: the kinds of providers, presets for known
-services, the server of a provider's row and the environment; and a model with its parameters and its dialect: where its
-server or the model differs from the protocol, by built-in profiles and by what staff set.
+"""What the engine and the API see of the catalogue's providers and models. A ``Server`` comes from a provider's row and
+the environment. A ``ModelDefinition`` has the model's server, parameters and dialect. The dialect says where the server
+or the model differs from the protocol: built-in profiles know some differences, and staff set others.
 """
 
 import re

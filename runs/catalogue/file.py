@@ -34,7 +34,9 @@ EXACT = {"parameters", "input_schema", "output_schema"}
 
 
 class Work:
-    """One application of a file: its content, its mistakes, and its ``changes``: lines for people by the row's path."""
+    """One application of a file: its content, its mistakes and its changes. ``changes`` has lines for people, by the
+    path of the row.
+    """
 
     def __init__(self, source: str, raw: bytes) -> None:
         self.source, self.mistakes, self.warnings = source, list[tuple[int, str]](), list[str]()

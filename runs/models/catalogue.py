@@ -224,5 +224,5 @@ class AgentVersion(ProtectedModel):
         return f"{self.name}@{self.number}"
 
 
-# All columns are protected, and no module takes the key: rows never change.
+# All columns are protected, and no module takes the key to them. So rows never change.
 AgentVersion.protected_fields = frozenset(column.name for column in AgentVersion._meta.concrete_fields)
