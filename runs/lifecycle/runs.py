@@ -189,17 +189,14 @@ def record_compaction(run: Run, compaction: Compaction, charge: Charge | None) -
     """Record a compaction and charge its summary. Its tokens are part of the run's usage."""
     fence(run)
     spending.charge(charge)
-    also = Writes()
-    also.insert(compaction)
-    happened = [events.context_compacted(compaction)]
+    happened, also = [events.context_compacted(compaction)], Writes().insert(compaction)
     run = move_run(run, RunStatus.RUNNING, happened, also=also, **spending.usage(run, compaction))
     crash_after_commit("compaction")
     return Moved(run)
 
 
 def _turn(run: Run, turn: Turn, content: str) -> Writes:
-    writes = Writes()
-    writes.insert(turn)
+    writes = Writes().insert(turn)
     if turn.text and run.assistant_message_id:
         write_content(writes, run.assistant_message_id, content)
     return writes
