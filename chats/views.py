@@ -277,7 +277,8 @@ def parts_of(attachment: Attachment, first: int, left: int) -> Iterator[bytes]:
         except FileNotFoundError:
             raise NotFound("The attachment's file is gone.") from None
         with file:
-            file.seek(first)
+            with files.storage_errors():
+                file.seek(first)  # an object storage sends the file now
             yield b""
             while left and (part := file.read(min(files.READ_SIZE, left))):
                 left -= len(part)

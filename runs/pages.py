@@ -79,13 +79,13 @@ def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: 
     try:
         if name is None or not calls.exists():
             raise FileNotFoundError
-        with storage_errors():
+        kind = files.content_type(file_name)
+        with storage_errors():  # an object storage sends the file when the response reads its size
             file = default_storage.open(name)
+            return FileResponse(file, as_attachment=True, filename=file_name, content_type=kind, headers=FILE_HEADERS)
     except FileNotFoundError:
         ratelimit.refuse_if_over(ratelimit.charge_address(request))
         raise NotFound from None
-    kind = files.content_type(file_name)
-    return FileResponse(file, as_attachment=True, filename=file_name, content_type=kind, headers=FILE_HEADERS)
 
 
 LINKS = (

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
+from botocore.exceptions import EndpointConnectionError
 from django.conf import settings
 from django.core.files.storage import default_storage
 from django.core.files.storage.handler import StorageHandler
@@ -211,6 +212,24 @@ def test_an_unreachable_storage_is_503(session, settings, monkeypatch):
     assert code(complete(session, answer)) == (503, "UNAVAILABLE")
     assert code(session.get(f"/api/v1/attachments/{kept['id']}/content")) == (503, "UNAVAILABLE")
     assert announce(session).status_code == 201
+
+
+def test_a_storage_that_fails_during_a_download_is_503(session, settings):
+    """The file is there, but it cannot be read."""
+    factories.ToolInvocationFactory(id="inv_1")
+    of_tool = tool_files.store("inv_1", "a.txt", b"Hello").removeprefix(settings.BASE_URL)
+    of_user = f"/api/v1/attachments/{ready(session, b'Hello')['id']}/content"
+
+    def fail(**request: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    events = default_storage.bucket.meta.client.meta.events
+    events.register("before-call.s3.GetObject", fail)
+    try:
+        assert code(session.get(of_user)) == (503, "UNAVAILABLE")
+        assert code(Client().get(of_tool)) == (503, "UNAVAILABLE")
+    finally:
+        events.unregister("before-call.s3.GetObject", fail)
 
 
 def test_files_created_by_tools(bucket, settings):
