@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from urllib.parse import urlsplit
 
+from config.kernel.errors import NotFound
 from runs import catalogue, lifecycle
 from runs.engine.process import Process
 from runs.models import ToolInvocation
@@ -76,6 +77,8 @@ class Contacts:
     async def _contact(self, call: ToolInvocation, tool: ToolDefinition | None, server: str) -> None:
         try:
             await contact(self.process, call, tool)
+        except NotFound:
+            pass  # the run was erased meanwhile
         except Exception:
             logger.exception("the server of the tool of %s could not be contacted", call.id)
         finally:

@@ -12,6 +12,7 @@ from django.db.models import F, QuerySet, Window
 from django.db.models.functions import RowNumber
 
 from config.kernel import clock
+from config.kernel.errors import NotFound
 from config.queue.publisher import nudge_after_commit
 from credits import ledger
 from runs import events
@@ -139,9 +140,10 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
 
 
 def _locked(call: ToolInvocation) -> tuple[Run, ToolInvocation]:
-    """The call and its run as they are, with the run locked."""
+    """The call and its run as they are, with the run locked. Raises NotFound if the run was erased or purged."""
     run = lock_run(call.run_id)
-    assert run is not None  # noqa: S101  (a call's row is deleted with its run's)
+    if run is None:
+        raise NotFound
     return run, ToolInvocation.objects.defer("input").get(pk=call.pk)
 
 

@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from config.kernel import clock
 from credits import ledger
-from runs import catalogue, lifecycle
+from runs import catalogue, lifecycle, privacy
 from runs.engine.engine import hand_over_all
 from runs.models import Run, Tool, ToolInvocation, Waitpoint
 from runs.tools.mcp.tasks import TASK_REQUEST_SECONDS
@@ -545,6 +545,26 @@ def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch)
     assert other.wait(run)["status"] == "completed"
     assert len(bench.engine.contacts.tasks) == 2
     release.set()
+
+
+def test_a_user_is_erased_while_a_server_is_asked(bench, tasks, caplog):
+    add_tool(tasks)
+    entered, held = threading.Event(), threading.Event()
+
+    def hang(params: dict[str, Any]) -> Any:
+        entered.set()
+        held.wait(30)
+        return completed("t-1", "too late")
+
+    tasks.tool, tasks.task = parked_for_long, hang
+    run = park(bench)
+    ToolInvocation.objects.filter(run=run["id"]).update(contact_at=clock.now())
+    assert entered.wait(20)
+    privacy.erase(Run.objects.get(pk=run["id"]).user, "Asked on paper", lambda *_: None)
+    held.set()
+    until(lambda: not bench.engine.contacts.tasks)
+    assert not Run.objects.filter(pk=run["id"]).exists()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_an_engine_ends_although_a_request_ends_at_the_same_moment(engines, monkeypatch):
