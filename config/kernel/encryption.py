@@ -47,7 +47,7 @@ def is_current(cipher: str) -> bool:
     return True
 
 
-def require_readable(*secrets: str | None) -> None:
+def require_decrypted(*secrets: str | None) -> None:
     """Raises DecryptionFailed if one of these values of an EncryptedField is LOST."""
     if LOST in secrets:
         raise DecryptionFailed(HINT)
@@ -56,7 +56,7 @@ def require_readable(*secrets: str | None) -> None:
 class EncryptedField(models.TextField):
     """Plain text in Python and ciphertext in the database. Queries cannot filter by this field. If no key decrypts the
     ciphertext, the value is ``lost``. It must not be saved: an operator may put the key back. Check what may be LOST
-    with ``require_readable`` before a use.
+    with ``require_decrypted`` before a use.
     """
 
     def __init__(self, *args: Any, lost: Any = LOST, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class EncryptedField(models.TextField):
         super().__init__(*args, **kwargs)
 
     def get_prep_value(self, value: Any) -> Any:
-        require_readable(value)
+        require_decrypted(value)
         return None if value is None else encrypt(str(value))
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:

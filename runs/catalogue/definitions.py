@@ -15,7 +15,7 @@ from django.conf import settings
 
 from config.api.serializers import camel
 from config.kernel import money
-from config.kernel.encryption import DecryptionFailed, require_readable
+from config.kernel.encryption import DecryptionFailed, require_decrypted
 from config.kernel.jsontext import to_text
 from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers, secrets_in
@@ -93,7 +93,7 @@ class Server:
     @classmethod
     def from_row(cls, row: Provider) -> Self:
         """Raises DecryptionFailed, and ValueError for headers that are not valid."""
-        require_readable(row.api_key, row.headers)
+        require_decrypted(row.api_key, row.headers)
         url = address_of(row.name, row.base_url).rstrip("/")
         # A key in the environment is used only with the address in the environment.
         variable = key_variable(row.name, row.base_url)

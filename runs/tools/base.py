@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from django.conf import settings
 
-from config.kernel.encryption import require_readable
+from config.kernel.encryption import require_decrypted
 from config.kernel.jsontext import MalformedJSON, parse_object, to_text
 from config.limits.share import Threads
 from config.outbound.addresses import parse
@@ -86,7 +86,7 @@ class ToolDefinition:
     @classmethod
     def from_row(cls, row: Any) -> Self:
         """The snapshot of a catalogue row. Raises DecryptionFailed, and ValueError for secrets that are not valid."""
-        require_readable(row.secret_headers, row.signing_secret)
+        require_decrypted(row.secret_headers, row.signing_secret)
         values = {column.name: getattr(row, column.name) for column in fields(cls)}
         secret = parse_signing_secret(row.signing_secret)
         return cls(**values | {"secret_headers": parse_headers(row.secret_headers), "signing_secret": secret})
