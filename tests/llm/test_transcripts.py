@@ -241,6 +241,12 @@ def test_parameters_of_chat_completions():
     assert one["parallel_tool_calls"] is False
 
 
+def test_a_request_without_tools_does_not_say_how_they_are_called(sent):
+    """OpenAI refuses one that does."""
+    body = sent("Hi", catalogue={"dialect": {"parallelToolCalls": False}})
+    assert not {"tools", "tool_choice", "parallel_tool_calls"} & body.keys()
+
+
 def test_parameters_of_responses():
     plain = parameters_of("openai_responses", "http://127.0.0.1:1/v1", "gpt-4o-mini")
     assert plain.items() >= {"temperature": 0.5, "top_p": 0.9, "reasoning": {"effort": "low"}}.items()
