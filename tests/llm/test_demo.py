@@ -69,6 +69,12 @@ def test_plain_text_gets_a_short_reply_that_mentions_scripts():
     assert not heard.calls
 
 
+def test_a_turn_that_is_cut_makes_no_calls():
+    heard = turn("/say Half\n/length\n/call calculate {}")
+
+    assert (heard.text, heard.calls, heard.end.finish_reason) == ("Half", [], "length")
+
+
 def test_say_streams_exactly_its_text_word_by_word():
     heard = turn("/say  Grüße,   liebe 🦊 Welt!  ")
 

@@ -179,6 +179,7 @@ def test_signatures_of_calls_go_back_with_their_calls(turn):
     raw = data(
         *[openai_delta(tool_calls=[call | extra]) for call, extra in zip(calls, (signed, {}, signed), strict=True)]
     )
+    raw += data(openai_delta(extra_content={"google": {"thought": True}}))  # of the message: it is not sent back
     heard = turn("x", raw=[*raw, *data(*OPENAI_END)], catalogue=dialect)
 
     for origin, extras in (("same", [signed, {}, signed]), ("other", [unsigned, {}, {}])):

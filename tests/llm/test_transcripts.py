@@ -222,9 +222,9 @@ def test_mistral_gets_ids_of_nine_letters_and_digits():
 ALL = {"temperature": 0.5, "topP": 0.9, "reasoningEffort": "low", "stop": ["END"], "seed": 7, "extra": {"user": "u"}}
 
 
-def parameters_of(kind: str, url: str, model: str, **fields: Any) -> dict[str, Any]:
+def parameters_of(kind: str, url: str, model: str, *, tools: Any = (CALCULATE,), **fields: Any) -> dict[str, Any]:
     server = at("", kind, base_url=url)
-    request = request_of("Hi", model=model_of(server, model, parameters=ALL, **fields), tools=(CALCULATE,))
+    request = request_of("Hi", model=model_of(server, model, parameters=ALL, **fields), tools=tools, instructions=" ")
     return client_of(server).body(request)
 
 
@@ -235,6 +235,7 @@ def test_parameters_of_chat_completions():
     reasoning = parameters_of("openai", "https://api.openai.com/v1", "gpt-5.4")
     assert not {"temperature", "top_p", "stop", "max_tokens"} & reasoning.keys()
     assert (reasoning["reasoning_effort"], reasoning["max_completion_tokens"]) == ("none", 8192)
+    assert parameters_of("openai", "https://api.openai.com/v1", "gpt-5.4", tools=())["reasoning_effort"] == "low"
     assert reasoning["prompt_cache_key"] == "chat_1"
     assert parameters_of("openai", "https://api.mistral.ai/v1", "m")["random_seed"] == 7
     one = parameters_of("openai", "http://127.0.0.1:1/v1", "m", dialect={"parallelToolCalls": False})
@@ -263,7 +264,7 @@ def test_parameters_of_anthropic():
     old = parameters_of("anthropic", url, "claude-haiku-4-5")
     assert old["thinking"] == {"type": "enabled", "budget_tokens": 2048}
     assert old["stop_sequences"] == ["END"]
-    assert not {"temperature", "top_p", "seed"} & old.keys()
+    assert not {"temperature", "top_p", "seed", "system"} & old.keys()  # the provider refuses a blank text
     new = parameters_of("anthropic", url, "claude-opus-4-8")
     assert (new["thinking"], new["output_config"]) == ({"type": "adaptive"}, {"effort": "low"})
     small = parameters_of("anthropic", url, "claude-haiku-4-5", max_output_tokens=1024)
