@@ -105,8 +105,7 @@ class DemoModel:
             if output.is_cut:
                 raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
-        finish_reason = "tool_calls" if calls else "stop"
-        finish_reason = "length" if output.is_cut else finish_reason
+        finish_reason = "length" if output.is_cut else "tool_calls" if calls else "stop"
         yield TurnEnd(turn.usage or output.usage(), finish_reason, tuple(output.reasoning))
 
 

@@ -35,7 +35,7 @@ def share_out(
     for report in processes.values():
         if report["waits_until"] > now:
             wanted.update(report["waiting"])
-    line = dict.fromkeys([*filter(wanted.__contains__, document.get("line", [])), *wanted])
+    line = dict.fromkeys([*(user for user in document.get("line", []) if user in wanted), *wanted])
     buckets = [bucket for bucket in document.get("buckets", []) if bucket[0] + 1 + WINDOW_SECONDS > now]
 
     free = float("inf")
