@@ -160,7 +160,7 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
                     raise ValueError(f"No key of ENCRYPTION_KEYS decrypts the headers of {row.name}.")
                 names = parse_headers(value)
                 found["headers"] = {name: new_variable(variables, *prefix, "HEADER", name) for name in names}
-            elif value:
+            elif value or not self.is_list:  # an endpoint has a secret, even if no key decrypts it
                 found[str(field.field_name)] = new_variable(variables, *prefix, column)
         return {name: found[name] for name, _ in self.fields.items() if name in found}
 

@@ -245,8 +245,11 @@ def test_the_path_of_the_installation_endpoint_is_a_variable(command, monkeypatc
 
 def test_secrets_that_no_key_decrypts(command, settings):
     Provider.objects.filter(name="openai").update(api_key="sk")
+    services.register(services.INSTALLATION, "http://127.0.0.1:9/", rotate=True, extended=True)
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
-    assert "apiKey: ${PROVIDER_OPENAI_API_KEY}" in command("export")
+    text = command("export")
+    assert "apiKey: ${PROVIDER_OPENAI_API_KEY}" in text
+    assert "secret: ${INSTALLATION_ENDPOINT_SECRET}" in text
     Provider.objects.filter(name="openai").update(headers='{"A": "b"}')
     settings.ENCRYPTION_KEYS = [Fernet.generate_key().decode()]
     assert command("export") == "No key of ENCRYPTION_KEYS decrypts the headers of openai."
