@@ -231,6 +231,20 @@ def test_old_unused_attachments_are_removed(user, stored):
     assert Attachment.objects.count() == 2
 
 
+def test_an_attachment_that_a_message_uses_during_the_purge_stays(user, monkeypatch):
+    unused, used = (factories.AttachmentFactory(user=user, created_at=ago(days=days)) for days in (32, 31))
+    message, removed = factories.MessageFactory(chat__user=user), []
+
+    def remove(attachment_id: str) -> None:
+        removed.append(attachment_id)
+        attachments.use([used], message.pk)
+
+    monkeypatch.setattr(attachments.files, "remove_all", remove)
+    assert attachments.purge_attachments() == 1
+    assert removed == [unused.pk]
+    assert [(kept.pk, kept.status) for kept in Attachment.objects.all()] == [(used.pk, "READY")]
+
+
 # --- concurrent jobs -------------------------------------------------------------------------------------------------
 def old_events(user: Any) -> None:
     for number in range(20):
