@@ -106,6 +106,11 @@ class TestAgainstTheSdk:
             "[image-2.png]",
         ]
 
+    def test_no_more_images_are_stored_than_a_result_may_have(self, call, address, monkeypatch, storage):
+        monkeypatch.setattr("runs.tools.base.TOOL_RESULT_URLS_MAX", 1)
+        assert "more than 1 result URLs" in failure(call, tool(address, "report"), {}).message
+        assert len(list(storage.rglob("*.png"))) == 1
+
     def test_an_answer_in_a_stream(self, call, address):
         assert call(tool(address, "with_progress"), {}).text == "streamed"
 
