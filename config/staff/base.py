@@ -65,7 +65,7 @@ class StaffAdmin(ModelAdmin):
     empty_value_display = "–"
     url_lookups: ClassVar[tuple[str, ...]] = ("user__id__exact",)
     user_field: ClassVar[str] = "user"
-    # Columns with secrets or the content of users, which are not even read.
+    # Columns with secrets or the content of users. They are not even read, so a save leaves them as they are.
     unread: ClassVar[tuple[str, ...]] = ()
     # By an id's prefix, the field in which a search looks for the id; besides the primary key.
     id_fields: ClassVar[dict[str, str]] = {}

@@ -239,6 +239,19 @@ def test_a_providers_secrets_are_stored_encrypted_and_never_shown(boss, sign_in)
     assert (row.api_key, row.headers) == (None, None)
 
 
+def test_a_provider_with_an_undecryptable_secret_can_be_changed_and_gets_models(boss, settings):
+    boss.post(ADD_PROVIDER, provider(new_api_key=SECRET, new_headers=HEADERS))
+    key = Provider.objects.get(name="local").pk
+    keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
+    assert boss.get(reverse("admin:runs_provider_changelist")).status_code == 200
+    saved = boss.post(reverse("admin:runs_provider_change", args=[key]), provider(max_concurrent="3"), follow=True)
+    assert "local cannot be used yet: No key of ENCRYPTION_KEYS decrypts its secrets." in saved.content.decode()
+    assert boss.post(ADD_MODEL, model(provider=str(key))).status_code == 302
+    settings.ENCRYPTION_KEYS = keys
+    row = Provider.objects.get(name="local")
+    assert (row.api_key, row.headers, row.max_concurrent) == (SECRET, HEADERS, 3)
+
+
 MOVES = [
     ("http://127.0.0.1:9/v1", "http://127.0.0.1:9/other", True),
     ("http://EXAMPLE.com/v1", "http://example.com:80/v1", True),
