@@ -20,7 +20,8 @@ from runs.tools.schema import check_answer, one_check_of
 CLIENT_TOOLS_MAX = 32
 ANSWER_DATA_MAX_BYTES = 64 * 1024  # of the data that answers a question with a schema
 OPTIONAL: dict[str, Any] = {"required": False, "allow_null": True}
-WHY: dict[str, Any] = {"min_length": 1, "max_length": 1000, "trim_whitespace": False}  # a failure or refusal
+# The text that says why something failed or was refused.
+WHY: dict[str, Any] = {"min_length": 1, "max_length": 1000, "trim_whitespace": False}
 
 
 class ToolInvocationSerializer(CamelSerializer):

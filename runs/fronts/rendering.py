@@ -54,8 +54,9 @@ class Call:
 
 
 class Rendering(ABC):
-    """One stream of one run, fed with all events in order. Its size does not grow with the run. ``message_id``: that of
-    the answer, None until the run has begun. ``over``: the rendered stream has ended. ``has_ended``: the run, too.
+    """One stream of one run, fed with all events in order. Its size does not grow with the run. ``message_id``: the id
+    of the assistant's message, None until the run has begun. ``over``: the rendered stream has ended. ``has_ended``:
+    the run has ended, too.
     """
 
     def __init__(self, run: Run) -> None:
@@ -133,7 +134,7 @@ class Rendering(ABC):
 
     @property
     def awaits_client(self) -> bool:
-        """Whether calls are open and all of them await the client, and the stream has not ended."""
+        """Whether the stream has not ended, calls are open, and all of them await the client."""
         return not self.over and bool(self.calls) and all(call.awaiting == CLIENT for call in self.calls.values())
 
     def stop_for_client(self) -> list[Part]:
@@ -214,7 +215,7 @@ class Rendering(ABC):
     # --- in the protocol's format -------------------------------------------------------------------------------------
 
     closing: ClassVar[tuple[Part, ...]] = ()  # the last parts of every stream
-    shows_questions: ClassVar[bool] = True  # as calls, if they belong to none
+    shows_questions: ClassVar[bool] = True  # whether a question that belongs to no call is shown as a call
 
     def begin(self) -> list[Part]:
         """The run executes, perhaps not for the first time."""

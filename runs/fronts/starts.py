@@ -22,7 +22,7 @@ from runs.models import ClientRun, Run, RunStatus
 from runs.serializers import RunInput
 from runs.tools.schema import one_check_of
 
-ERROR_MAX_CHARS = 1000  # that are kept of a client's error about a failed call
+ERROR_MAX_CHARS = 1000  # the part of a client's error about a failed call that is kept
 
 
 def options_of(user: Any, given: Any, **said: Any) -> dict[str, Any]:
@@ -87,7 +87,8 @@ def start_once(
     """The run that the client's request starts, or that it started before. If the message ``message_id`` now has
     another text, the new run replaces the message's run. ``repeated_id`` is the client's id of the message in a
     protocol with other ids for requests: the same message starts nothing while its run is live. By default, an active
-    run is cancelled if it waits for the caller, is replaced, or is later. Raises what ``services.start_run`` raises.
+    run is cancelled if it waits for the caller, if the new run replaces it, or if it is later than the replaced run.
+    Raises what ``services.start_run`` raises.
     """
     with transaction.atomic():
         locked = locking(user.pk, chat.pk).first()

@@ -34,7 +34,7 @@ from runs.streams.reads import Event, existing
 from runs.streams.views import COMMENT, CONTENT_TYPE, HEADERS, as_line, stream_response, take_place
 
 POSITION = {"type": "string", "pattern": "^([0-9]{1,18})([.]([0-9]{1,18}))?$"}
-UI_VALUES_MAX = 4 * VALUES_MAX  # in a body of up to UI_MAX_BODY_BYTES
+UI_VALUES_MAX = 4 * VALUES_MAX  # JSON values in a body of up to UI_MAX_BODY_BYTES
 # The index of an event, and the number of a frame among the event's frames, from 1.
 Position = tuple[int, int]
 BEGINNING = (0, 0)
@@ -133,7 +133,7 @@ class FrontBody:
         self.frames = frames
 
     def close(self) -> None:
-        self.streams[-1].close()
+        self.streams[-1].close()  # the ones before have ended
 
     def leave(self) -> None:
         for stream in self.streams:
@@ -176,7 +176,9 @@ class FrontViewSet(ServiceViewSet):
     stream_headers: ClassVar[dict[str, str]] = {}
 
     def chat(self, key: str, *, make: bool = False) -> Chat:
-        """The caller's chat with this id or client id. If there is none: a new one with this client id, or NotFound."""
+        """The caller's chat with this id or client id. If there is none: with ``make``, a new one with this client id.
+        Raises NotFound without ``make``, and Forbidden if the key lacks the scopes for a new chat.
+        """
         found = find_chat(self.request.user, key)
         if found is None and make:
             self.require_scope("chats:write")
@@ -245,5 +247,6 @@ def position_of(request: Request) -> Position:
     for name, text in given.items():
         if text is not None and not re.fullmatch(POSITION["pattern"], text):
             raise ValidationFailed({name: ["Use the id of a frame, such as 12.1."]})
+    # A client that reconnects by itself repeats its first URL, so its header is newer than the parameter.
     index, _, part = (given["Last-Event-ID"] or given["after"] or "0").partition(".")
     return int(index), int(part or 0)

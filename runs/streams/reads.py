@@ -23,7 +23,9 @@ COLUMNS = ("index", "type", "data", "final")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``data`` is JSON text. The run's last event is ``final``. If not ``numbered``, it is sent without its index."""
+    """``data`` is JSON text. The run's last event is ``final``. An event that is not ``numbered`` is sent without its
+    index, so the client's position stays unchanged.
+    """
 
     index: int
     type: str

@@ -56,7 +56,9 @@ class Frames:
 def stream_response(
     request: Request, opening: Opening, parts: Iterator[bytes], open: Callable[[], live.Body], **more: Any
 ) -> StreamingHttpResponse:
-    """A response with the body that ``open`` returns. Servers other than ours send ``parts``: what exists now."""
+    """A response with the body that ``open`` returns. A server other than ours sends only ``parts``, the frames of the
+    events that exist now; clients reconnect for more.
+    """
 
     def ordinary() -> Iterator[bytes]:
         try:

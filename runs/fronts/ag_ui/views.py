@@ -53,7 +53,8 @@ EVENTS = {(200, CONTENT_TYPE): OpenApiResponse(OpenApiTypes.STR, description="Th
 
 class Sent:
     """A ``RunAgentInput``. ``thread`` and ``name``: the client's ids of the chat and of the AG-UI run. ``message``: the
-    user's last message, empty if there is none. ``trailing``: the messages of the agent and tools after it.
+    user's last message, empty if there is none. ``trailing``: the messages of the agent and tools after it. No other
+    message of the client's history is used.
     """
 
     def __init__(self, body: Any) -> None:
