@@ -573,6 +573,21 @@ def test_the_context_becomes_lines_of_the_instructions(thread):
     assert Run.objects.get(pk=run["id"]).instructions == "Be kind.\nThe user's city: Bonn\nPlan: pro"
 
 
+def test_instructions_and_context_can_be_forbidden_to_api_keys(thread, user, settings):
+    settings.RUN_INSTRUCTIONS_PUBLIC = False
+    scopes = ["chats:write", "runs:read", "runs:write"]
+    key = AgUi(thread.bench, base="/api/public/v1", client=factories.public_client(user, scopes))
+    for body, field in (
+        ({"forwardedProps": {"run": {"instructions": "Rhyme."}}}, "run.instructions"),
+        ({"context": [{"description": "Plan", "value": "pro"}]}, "instructions"),
+    ):
+        answer = key.post(said("/say Hi"), **body)
+        assert (answer.status_code, list(answer.json()["error"]["details"]["fields"])) == (400, [field])
+        assert Run.objects.count() == 0
+    assert key.post(said("/say Hi")).status_code == 200
+    assert thread.post(said("/say Hi"), forwardedProps={"run": {"instructions": "Rhyme."}}).status_code == 200
+
+
 def test_a_state_of_four_mebibytes_is_taken_and_one_more_byte_is_not(thread, settings):
     state = {"text": "a" * (settings.UI_MAX_BODY_BYTES - 500)}
     assert thread.post(said("/say Hello"), state=state).status_code == 200
