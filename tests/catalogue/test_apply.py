@@ -303,6 +303,15 @@ def test_a_lost_encryption_key_is_replaced_by_the_files_secrets(command, setting
     assert "is as" in command.applied(EXAMPLE)
 
 
+def test_a_secret_that_no_key_decrypts_stays_if_the_file_leaves_it_out(command, settings):
+    Provider.objects.filter(name="openai").update(api_key="sk")
+    keys, settings.ENCRYPTION_KEYS = settings.ENCRYPTION_KEYS, [Fernet.generate_key().decode()]
+    command.applied("providers: [{name: openai, kind: openai, maxConcurrent: 3}]")
+    settings.ENCRYPTION_KEYS = keys
+    row = Provider.objects.get(name="openai")
+    assert (row.api_key, row.max_concurrent) == ("sk", 3)
+
+
 def test_the_value_of_a_variable_is_never_read_as_yaml(command, monkeypatch):
     odd = 'x", enabled: false, name: "y ${HOME} *a'
     monkeypatch.setenv("LOCAL_KEY", odd)
