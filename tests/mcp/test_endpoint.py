@@ -9,6 +9,8 @@ from rest_framework.test import APIClient
 from apikeys.keys import create_key, revoke_key
 from config.api import ratelimit
 from config.api.ratelimit import Verdict
+from config.kernel.errors import Unavailable
+from runs.mcp import views
 from tests.mcp.rpc import (
     ENVELOPE,
     HANDSHAKES,
@@ -199,6 +201,19 @@ class TestHttp:
             assert post(public, body, Origin=origin).status_code == 200
         for origin in ("https://evil.example", "null", "https://app.example.com.evil.example", ""):
             self.envelope(post(public, body, Origin=origin), 403, "FORBIDDEN")
+
+    @pytest.mark.parametrize(
+        ("error", "status", "code"), [(Unavailable(), 503, "UNAVAILABLE"), (ValueError("hush"), 500, "INTERNAL_ERROR")]
+    )
+    def test_a_fault_of_the_service_is_no_result_of_a_tool(self, public, monkeypatch, error, status, code):
+        def fail(*about: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(views, "call_tool", fail)
+        asked = {"name": "get_credits"}
+        for answer in (rpc(public, "tools/call", asked), modern(public, "tools/call", asked)):
+            self.envelope(answer, status, code)
+            assert "hush" not in answer.text
 
     def test_rate_limit(self, public, monkeypatch):
         monkeypatch.setattr(ratelimit, "charge", lambda *buckets: Verdict(False, 300, 0, 60, 7))
