@@ -611,6 +611,23 @@ def test_a_key_needs_the_scopes_of_what_it_does(thread, user, missing):
     assert thread.bench.get(run["id"])["status"] == "waiting"
 
 
+def test_a_key_that_may_not_write_runs_changes_none(thread, user):
+    client = factories.public_client(user, ["chats:write", "runs:read", "waitpoints:respond"])
+    picked, calls = picking(thread)
+    other = AgUi(thread.bench, "another thread")
+    asked = other.run(said("/ask Which day?"))
+    for key, messages, body in (
+        (thread.key, [result(calls[0], "a")], {}),
+        (thread.key, [said("/say Hello", "u2")], {}),
+        (other.key, [], cancelled(asked)),
+    ):
+        answer = AgUi(thread.bench, key, "/api/public/v1", client).post(*messages, runId="next", **body)
+        assert (answer.status_code, answer.json()["error"]["details"]) == (403, {"requiredScope": "runs:write"})
+    assert thread.bench.get(picked["id"])["toolInvocations"] == picked["toolInvocations"]
+    assert thread.bench.get(asked["id"])["status"] == "waiting"
+    assert Run.objects.count() == 2
+
+
 @pytest.mark.parametrize(("more", "roles"), [([], ["assistant"]), (["chats:read"], ["user", "assistant"])])
 def test_only_a_key_that_reads_chats_gets_the_user_s_messages(thread, user, more, roles):
     run = thread.run(said("/stream 6 30\n/flaky 503 1 Two"))

@@ -372,6 +372,20 @@ def test_a_key_without_the_scope_answers_nothing(chat, user):
     assert chat.bench.get(run["id"])["status"] == "waiting"
 
 
+def test_a_key_needs_the_scopes_for_files_and_other_answers(chat, user):
+    chat.run(said("/say Hello"))
+    file = said("/say Read", "u2")
+    file["parts"].append(file_part("data:text/plain,Buy milk"))
+    for scopes, missing, message, body in (
+        (["runs:read", "runs:write", "chats:write"], "attachments:write", file, {}),
+        (["runs:read", "chats:write"], "runs:write", said("/say Hello"), {"trigger": "regenerate-message"}),
+    ):
+        key = UseChat(chat.bench, base="/api/public/v1", client=factories.public_client(user, scopes))
+        answer = key.post(message, **body)
+        assert (answer.status_code, answer.json()["error"]["details"]) == (403, {"requiredScope": missing})
+    assert Run.objects.count() == 1
+
+
 def test_without_a_place_nothing_starts(chat, settings):
     settings.STREAMS_PER_USER = 0
     answer = chat.post(said("/say Hello"))
