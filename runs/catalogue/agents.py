@@ -16,7 +16,8 @@ from runs.catalogue.rules import Names, Object, OneOf, Text, fits
 from runs.models import Agent, AgentModel, AgentVersion, OnCreditsExhausted, Tool
 from runs.tools.schema import check_output_schema
 
-TOOLS_MAX = 200
+INSTRUCTIONS_MAX_CHARS = 100_000
+DISPLAY_NAME_MAX_CHARS, DESCRIPTION_MAX_CHARS, TOOLS_MAX = 100, 20_000, 200
 # The columns of a version, with the default values, which mean "nothing of its own".
 CONTENT: dict[str, Any] = {
     column.name: column.get_default()
@@ -78,9 +79,9 @@ class Columns(serializers.Serializer):
     """The rules of each column of an agent and its versions. Amounts are micro-credits."""
 
     name = Text(validators=[RegexValidator(rf"\A{rules.TOOL_NAME.pattern}\Z", "Use 1 to 64 letters, digits, _ and -.")])
-    display_name = Text(max_length=100)
-    description = Text(max_length=20_000, allow_blank=True)
-    instructions = Text(max_length=100_000, allow_blank=True)
+    display_name = Text(max_length=DISPLAY_NAME_MAX_CHARS)
+    description = Text(max_length=DESCRIPTION_MAX_CHARS, allow_blank=True)
+    instructions = Text(max_length=INSTRUCTIONS_MAX_CHARS, allow_blank=True)
     model = Text(allow_null=True)
     tools = Names(max_length=TOOLS_MAX, allow_null=True)
     parameters = Object(validators=[fits(check_parameters)])
