@@ -18,6 +18,7 @@ from runs.calls import CLIENT_TOOLS_MAX, OPTIONAL, ClientToolsField, ToolInvocat
 from runs.catalogue.serializers import OutputSchemaField
 from runs.models import FINAL_RUN_STATUSES, RunMetadata
 
+RUN_INSTRUCTIONS_MAX_CHARS = 20_000
 # In a list of runs: the most bytes of the input of a call that waits for an approval.
 INPUT_LISTED_BYTES = 8 * 1024
 REASONING_SHOWN_CHARS = 8 * 1024
@@ -189,7 +190,7 @@ class RunInput(CamelSerializer):
         help_text="The names of the tools that the run may call; all that the agent has if left out.",
     )
     instructions = StrictCharField(
-        max_length=20_000,
+        max_length=RUN_INSTRUCTIONS_MAX_CHARS,
         **TEXT,
         help_text="What the model is told beside the agent's own instructions. API keys may be refused it.",
     )
