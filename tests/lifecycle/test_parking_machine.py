@@ -221,11 +221,13 @@ class Parking(RuleBasedStateMachine):
     def step(self, fate: str, transition: Any, *args: Any, **kwargs: Any) -> bool:
         assert self.worker is not None
         run, recorded = self.worker
+        is_committed = False
         try:
             with transaction.atomic():
                 moved = transition(run, *args, **kwargs)
                 if fate == "rolled back":
                     raise KilledHere
+            is_committed = True
             if fate == "answer lost":
                 with transaction.atomic():
                     transition(run, *args, **kwargs)
@@ -236,7 +238,7 @@ class Parking(RuleBasedStateMachine):
         except lifecycle.LeaseLost:
             found = session.reload(run)
             self.worker = (found.run, found.journal) if found else None
-            return fate == "answer lost" and Run.objects.get(pk=run.pk).last_stream_index > run.last_stream_index
+            return is_committed
         recorded.take(moved)
         self.worker = moved.run, recorded
         return True
