@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +51,18 @@ def park(bench: Any, message: str = SCRIPT, **body: Any) -> dict[str, Any]:
 def parked_for_long(params: dict[str, Any]) -> Any:
     """No call is asked for before the test says so: one that is asked for twice at once would have one place."""
     return task("t-1", pollIntervalMs=60_000) | {"resultType": "task"}
+
+
+def hanging(answer: Any) -> tuple[Callable[[dict[str, Any]], Any], threading.Event, threading.Event]:
+    """A handler that gives the answer late. It sets the first event when it is asked, and waits for the second one."""
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(params: dict[str, Any]) -> Any:
+        asked.set()
+        over.wait(30)
+        return answer
+
+    return hang, asked, over
 
 
 def look(bench: Any, server: TaskServer) -> None:
@@ -428,21 +440,14 @@ class TestQuestionsOfCalls:
         run = bench.ask(SCRIPT)
         vanish(bench.engine)
         bench.engine = engines()
-        held, entered = threading.Event(), threading.Event()
-
-        def hang(params: dict[str, Any]) -> Any:
-            entered.set()
-            held.wait(30)
-            return text("too late")
-
-        tasks.tool = hang
+        tasks.tool, asked, over = hanging(text("too late"))
         bench.respond(run, kind="CLARIFICATION", data={"name": "Ada"})
-        assert entered.wait(20)
+        assert asked.wait(20)
         vanish(bench.engine)
         tasks.tool = self.greet
         bench.engine = engines()
         run = bench.wait(run["id"])
-        held.set()
+        over.set()
         (call,) = run["toolInvocations"]
         if repeatable:
             assert run["answer"] == "It is Hello Ada."
@@ -473,20 +478,13 @@ def test_no_worker_is_needed_between_the_looks(bench, engines, tasks):
 
 def test_the_worker_is_lost_before_it_knows_the_task(bench, engines, tasks):
     add_tool(tasks)
-    entered, held = threading.Event(), threading.Event()
-
-    def hang(params: dict[str, Any]) -> Any:
-        entered.set()
-        held.wait(30)
-        return text("too late")
-
-    tasks.tool = hang
+    tasks.tool, asked, over = hanging(text("too late"))
     run = bench.start(SCRIPT)
-    assert entered.wait(20)
+    assert asked.wait(20)
     vanish(bench.engine)
     bench.engine = engines()
     (call,) = bench.wait(run["id"])["toolInvocations"]
-    held.set()
+    over.set()
     assert (call["status"], call["errorCode"]) == ("FAILED", "OUTCOME_UNKNOWN")
 
 
@@ -549,19 +547,13 @@ def test_the_many_calls_of_a_user_delay_no_other_user(bench, tasks, monkeypatch)
 
 def test_a_user_is_erased_while_a_server_is_asked(bench, tasks, caplog):
     add_tool(tasks)
-    entered, held = threading.Event(), threading.Event()
-
-    def hang(params: dict[str, Any]) -> Any:
-        entered.set()
-        held.wait(30)
-        return completed("t-1", "too late")
-
-    tasks.tool, tasks.task = parked_for_long, hang
+    tasks.tool = parked_for_long
+    tasks.task, asked, over = hanging(completed("t-1", "too late"))
     run = park(bench)
     ToolInvocation.objects.filter(run=run["id"]).update(contact_at=clock.now())
-    assert entered.wait(20)
+    assert asked.wait(20)
     privacy.erase(Run.objects.get(pk=run["id"]).user, "Asked on paper", lambda *_: None)
-    held.set()
+    over.set()
     until(lambda: not bench.engine.contacts.tasks)
     assert not Run.objects.filter(pk=run["id"]).exists()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
@@ -586,13 +578,9 @@ def test_an_engine_ends_with_all_its_requests_about_calls(bench, engines, tasks,
     add_tool(tasks)
     tasks.tool = parked_for_long
     runs = [park(bench)["id"] for _ in range(2)]
-    asked, taken, closing, looked, over = (threading.Event() for _ in range(5))
+    tasks.task, asked, over = hanging(completed("t-1", "too late"))
+    taken, closing, looked = (threading.Event() for _ in range(3))
     engine, look, take = bench.engine, bench.engine.contacts._look, lifecycle.take_contacts
-
-    def hang(params: dict[str, Any]) -> Any:
-        asked.set()
-        over.wait(30)
-        return completed(params["taskId"], "too late")
 
     def take_and_wait(call_ids: list[str]) -> list[ToolInvocation]:
         calls = take(call_ids)
@@ -612,7 +600,6 @@ def test_an_engine_ends_with_all_its_requests_about_calls(bench, engines, tasks,
         assert looked.wait(30)
         hand_over_all(worker_id)
 
-    tasks.task = hang
     monkeypatch.setattr(lifecycle, "take_contacts", take_and_wait)
     monkeypatch.setattr(engine.contacts, "_look", looks)
     monkeypatch.setattr("runs.engine.engine.hand_over_all", hand_over)
