@@ -7,7 +7,7 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from unfold.decorators import action, display
+from unfold.decorators import action
 
 from config.kernel import money
 from config.kernel.encryption import DecryptionFailed
@@ -67,6 +67,20 @@ class ProviderForm(StaffForm, forms.ModelForm):
         return data
 
 
+KEY_TONES = {"set": "success", "missing": "danger", "not needed": "default"}
+
+
+def key_of(provider: Provider) -> tuple[str, str]:
+    """(a name of KEY_TONES, text), by what is stored, which is not read: it may be that no key decrypts it."""
+    variable = key_variable(provider.name, provider.base_url)
+    if Provider.objects.filter(pk=provider.pk).exclude(api_key=None, headers=None).exists():
+        return "set", "set"
+    if variable and getattr(settings, variable):
+        return "set", variable
+    server = Server(provider.name, provider.kind, address_of(provider.name, provider.base_url))
+    return ("missing", f"missing: {variable}".rstrip(": ")) if server.needs_key else ("not needed", "not needed")
+
+
 @admin.register(Provider)
 class ProviderAdmin(CatalogueAdmin):
     table = "providers"
@@ -74,7 +88,9 @@ class ProviderAdmin(CatalogueAdmin):
     unread = ("api_key", "headers")
     list_display = ("name", "kind", "key", "base_url", "enabled")
     actions_detail = ("test",)
-    view_fields = (*ProviderForm.Meta.fields, "key")
+    key = column("key", key_of, label=KEY_TONES)
+    key_text = column("key", lambda provider: key_of(provider)[1])
+    view_fields = (*ProviderForm.Meta.fields, "key_text")
     server = ("preset", "name", "kind", "base_url", "new_api_key", "forget_api_key", "new_headers", "forget_headers")
     fields = (*server, "max_concurrent", "requests_per_minute", "enabled")
 
@@ -102,17 +118,6 @@ class ProviderAdmin(CatalogueAdmin):
         known = set(row.models.values_list("provider_model", flat=True))
         shown = {"found": found, "known": known, "error": error, "problem": problem}
         return self.page(request, "admin/runs/provider/test.html", "Test", row, **shown)
-
-    @display(description="key", label={"set": "success", "missing": "danger", "not needed": "default"})
-    def key(self, provider: Provider) -> tuple[str, str]:
-        """By what is stored, which is not read: it may be that no key decrypts it."""
-        variable = key_variable(provider.name, provider.base_url)
-        if Provider.objects.filter(pk=provider.pk).exclude(api_key=None, headers=None).exists():
-            return "set", "set"
-        if variable and getattr(settings, variable):
-            return "set", variable
-        server = Server(provider.name, provider.kind, address_of(provider.name, provider.base_url))
-        return ("missing", f"missing: {variable}".rstrip(": ")) if server.needs_key else ("not needed", "not needed")
 
 
 class AgentModelForm(StaffForm, forms.ModelForm):
@@ -146,9 +151,9 @@ class AgentModelForm(StaffForm, forms.ModelForm):
     class Meta:
         model = AgentModel
         described = ["name", "display_name", "provider", "provider_model"]
-        prices = ["price_in", "price_out", "price_cached_in", "price_cache_write", "provider_cost_percent"]
+        prices = ["price_in", "price_out", "price_cached_in", "price_cache_write"]
         used = ["context_tokens", "max_output_tokens", "parameters", "dialect", "fallbacks", "is_default", "enabled"]
-        fields = [*described, *prices, *used]
+        fields = [*described, *prices, "provider_cost_percent", *used]
         help_texts = {
             "is_default": "The model of runs that name none. It replaces the present default.",
             "provider_model": "The provider's own name of the model.",
@@ -170,10 +175,18 @@ class AgentModelForm(StaffForm, forms.ModelForm):
         return names
 
 
+def price_column(name: str) -> Any:
+    """A price in credits, for staff who may only look: their page shows the fields of a row as they are stored."""
+    column = admin.display(description=f"{AgentModelForm.base_fields[name].label} (credits)")
+    return column(lambda model: "–" if (price := getattr(model, name)) is None else money.to_text(price))
+
+
 @admin.register(AgentModel)
 class AgentModelAdmin(CatalogueAdmin):
     table = "models"
     form = AgentModelForm
+    prices_shown = tuple(map(price_column, form.Meta.prices))
+    view_fields = (*form.Meta.described, *prices_shown, "provider_cost_percent", *form.Meta.used)
     unread = ("provider__api_key", "provider__headers")
     actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")

@@ -78,7 +78,7 @@ class CatalogueAdmin(ListedAdmin):
     search_fields = ()
     list_disable_select_all = False
     # For staff who may view but not change.
-    view_fields: ClassVar[tuple[str, ...]] = ()
+    view_fields: ClassVar[tuple[Any, ...]] = ()
 
     def _changeform_view(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
         if request.method == "POST":  # in a transaction

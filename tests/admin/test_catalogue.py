@@ -342,6 +342,20 @@ def test_a_model_can_be_tested(boss, sign_in):
     assert sign_in("viewer").post(page).status_code == 403
 
 
+def test_staff_who_may_only_look_see_prices_in_credits_and_the_state_of_the_key(sign_in, settings):
+    settings.OPENAI_API_KEY = ""
+    row = AgentModel.objects.get(name="demo")
+    AgentModel.objects.filter(pk=row.pk).update(price_in=250_000, price_cached_in=75_000)
+    viewer = sign_in("viewer")
+    shown = viewer.get(reverse("admin:runs_agentmodel_change", args=[row.pk])).content.decode()
+    assert re.search(r"Price of 1,000 tokens in \(credits\).*?0\.25\b.*?cache \(credits\).*?0\.075\b", shown, re.DOTALL)
+    assert not re.search(r"\b(250,?000|75,?000)\b", shown)
+    provider = reverse("admin:runs_provider_change", args=[Provider.objects.get(name="openai").pk])
+    shown = viewer.get(provider).content.decode()
+    assert "missing: OPENAI_API_KEY" in shown
+    assert "(&#x27;missing&#x27;" not in shown
+
+
 def test_changing_the_catalogue_requires_the_permission(sign_in):
     for role in ("viewer", "support", "billing"):
         assert sign_in(role).post(ADD_TOOL, tool()).status_code == 403
