@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -53,15 +52,8 @@ DIGITS, DIGITS_MAX = frozenset("0123456789."), 20
 REMEMBER = "remember"
 SUMMARY_LINE_CHARS = 60
 STREAM_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
-
-
-@dataclass(slots=True)
-class ScriptTurn:
-    """One turn of a script; ``steps`` are (command, its numbers and text), ``calls`` are (tool name, arguments)."""
-
-    steps: list[tuple[str, list[Any]]] = field(default_factory=list)
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    usage: Usage | None = None
+# A command with its numbers and its text. ``/call`` has a tool's name and arguments; ``/ask`` becomes such a call.
+Step = tuple[str, list[Any]]
 
 
 class DemoModel:
@@ -88,15 +80,15 @@ class DemoModel:
                 result = message.content
         is_short = len(script) <= SHORT_SCRIPT_CHARS
         turns = parse_script(script) if is_short else await asyncio.to_thread(parse_script, script)
-        turn = turns[done] if done < len(turns) else ScriptTurn()
+        turn = turns[done] if done < len(turns) else []
         if result is not None and result.startswith('"'):
             with suppress(MalformedJSON):
                 result = str(parse_value(result))  # a JSON string without its quotes
         output = _Output(request, result)
-        for step in turn.steps:
-            async for delta in output.run(*step):
+        for command, values in turn:
+            async for delta in output.run(command, values):
                 yield delta
-        calls = [] if output.is_cut else turn.calls
+        calls = output.calls
         if len(calls) > base.TOOL_CALLS_PER_TURN_MAX:
             problem = f"A turn may call at most {base.TOOL_CALLS_PER_TURN_MAX} tools, not {len(calls)}."
             raise ModelError(FailureReason.ANSWER_TOO_LONG, problem)
@@ -106,7 +98,7 @@ class DemoModel:
                 raise ModelError(FailureReason.OUTPUT_LIMIT)
             yield ToolCall(f"call_{done + 1}_{index}", name, arguments)
         finish_reason = "length" if output.is_cut else "tool_calls" if calls else "stop"
-        yield TurnEnd(turn.usage or output.usage(), finish_reason, tuple(output.reasoning))
+        yield TurnEnd(output.reported or output.usage(), finish_reason, tuple(output.reasoning))
 
 
 class _Output:
@@ -117,16 +109,23 @@ class _Output:
         self.failures = request.failed_attempts
         self.room = request.max_output_tokens * TOKEN
         self.is_cut = False
+        self.calls: list[list[str]] = []
+        self.reported: Usage | None = None
         self.reasoning: list[dict[str, Any]] = []
         self.size = TextSize()
         self.characters = self.lines = self.words = 0
         self.seconds_left = float(settings.MODEL_TIMEOUT_SECONDS)
 
     async def run(self, command: str, values: list[Any]) -> AsyncIterator[str]:
-        if self.is_cut:
+        if command == "/usage":
+            self.reported = Usage(*values)
+        if command == "/usage" or self.is_cut:
             return
         pause, text = 0.0, str(values[-1]) if values else ""
         match command, values:
+            case "/call", _:
+                self.calls.append(values)
+                return
             case "/wait", [seconds]:
                 await self._sleep(seconds)
                 return
@@ -207,34 +206,32 @@ def _summary(request: base.ModelRequest) -> str:
     return beginning("\n".join(dict.fromkeys(kept)), request.max_output_tokens * TOKEN)
 
 
-def parse_script(message: str) -> list[ScriptTurn]:
+def parse_script(message: str) -> list[list[Step]]:
     """The turns of a user's message. Raises ModelError, which names the wrong line and its correct form."""
     lines = [line.strip() for line in message.split("\n")]
     if not any(line.startswith("/") for line in lines):
-        return [ScriptTurn(steps=[("/say", [REPLY])])]
-    turns = [ScriptTurn()]
+        return [[("/say", [REPLY])]]
+    turns: list[list[Step]] = [[]]
+    called = ""  # the tool that the turn's last step calls
     for number, line in enumerate(lines, 1):
         if not line:
             continue
-        if not line.startswith("/"):
-            line = f"/say {line}"
-        command, *rest = line.split(maxsplit=1)
-        is_output = command == "/call" and (*rest, "")[0].split(maxsplit=1)[:1] == [OUTPUT_TOOL]
-        before = [name for name, _ in turns[-1].calls]
-        if before and (command not in ("/call", "/ask") or is_output or OUTPUT_TOOL in before):
-            turns.append(ScriptTurn())
         try:
-            _read_line(turns[-1], command, rest[0] if rest else "")
+            command, values = _read_line(line if line.startswith("/") else f"/say {line}")
         except ValueError as error:
             message = f"Line {number} of the script, {shorten(line, 100)!r}, is not valid: {error}"
             raise ModelError(FailureReason.MODEL_FAILED, message) from None
-    if turns[-1].calls:
-        turns.append(ScriptTurn())
+        if called and (command != "/call" or OUTPUT_TOOL in (called, values[0])):
+            turns.append([])
+        turns[-1].append((command, values))
+        called = values[0] if command == "/call" else ""
     return turns
 
 
-def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
-    """Add a line to its turn. Raises ValueError, whose text gives the correct form."""
+def _read_line(line: str) -> Step:
+    """Raises ValueError, whose text gives the correct form."""
+    command, *more = line.split(maxsplit=1)
+    rest = more[0] if more else ""
     if command not in COMMANDS:
         raise ValueError(f"the commands are {', '.join(COMMANDS)}.")
     form, limits, texts = COMMANDS[command]
@@ -249,14 +246,11 @@ def _read_line(turn: ScriptTurn, command: str, rest: str) -> None:
     if len(given) < len(limits) or len(text) not in texts:
         ranges = "".join(f", from {least} to {most}" for least, most in limits)
         raise ValueError(f"write {command} {form}".rstrip() + f"{ranges}.")
+    if command == "/ask":
+        return "/call", [ASK_USER, to_text({"question": rest})]
     if command == "/call":
         name, *arguments = rest.split(maxsplit=1)
         if len(name) > base.TOOL_NAME_MAX_CHARS:
             raise ValueError(f"a tool's name has at most {base.TOOL_NAME_MAX_CHARS} characters.")
-        turn.calls.append((name, arguments[0] if arguments else "{}"))
-    elif command == "/ask":
-        turn.calls.append((ASK_USER, to_text({"question": rest})))
-    elif command == "/usage":
-        turn.usage = Usage(*given)
-    else:
-        turn.steps.append((command, [*given, *text]))
+        return command, [name, arguments[0] if arguments else "{}"]
+    return command, [*given, *text]
