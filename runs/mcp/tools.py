@@ -22,7 +22,6 @@ from credits.views import AccountViewSet
 from runs.calls import ANSWERS, AnswerKind, CallResultInput
 from runs.models import FINAL_RUN_STATUSES, Awaiting, Run, RunStatus
 from runs.serializers import RUN_STATE, RunInput
-from runs.streams.hub import Opening
 from runs.streams.views import opening_of
 from runs.views import ChatRunViewSet, RunViewSet, ToolInvocationViewSet, WaitpointViewSet
 
@@ -110,16 +109,10 @@ class McpTool:
         return about | {"inputSchema": schema, "annotations": hints}
 
 
-@dataclass(frozen=True)
-class Started:
-    """A started run for which the call waits before it answers."""
-
-    opening: Opening
-    wait_seconds: float
-
-
 def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
-    """The result, or Started to wait. ``request.auth`` is an API key. Raises DomainError, DRF's ValidationError."""
+    """The result, or the Opening of a started run for which the call waits. ``request.auth`` is an API key. Raises
+    DomainError, DRF's ValidationError.
+    """
     tool = TOOLS[name]
     if not has_scope(request, tool.scope):
         raise Forbidden(f"This tool needs the scope {tool.scope}.", details={"requiredScope": tool.scope})
@@ -146,7 +139,7 @@ def call_tool(name: str, request: Request, arguments: dict[str, Any]) -> Any:
     needs_caller = found.get("status") == RunStatus.WAITING or found.get("awaiting") == Awaiting.CLIENT
     if given.get("wait_seconds") and found["status"] not in FINAL_RUN_STATUSES and not needs_caller:
         run = Run(pk=found["id"], status=found["status"], last_stream_index=found["lastStreamIndex"])
-        return Started(opening_of(request, run, run.last_stream_index), given["wait_seconds"])
+        return opening_of(request, run, run.last_stream_index)
     return found if tool.state is None else readable(request, found, tool.state)
 
 

@@ -28,9 +28,9 @@ from config.kernel.errors import Forbidden
 from config.kernel.jsontext import MalformedJSON, dumps, parse_value
 from config.limits.lease import Lease
 from runs.events import StreamType
-from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, Started, call_tool, run_shown
+from runs.mcp.tools import TOOLS, WAIT_MAX_SECONDS, call_tool, run_shown
 from runs.models import Awaiting, RunStatus
-from runs.streams.hub import Hub
+from runs.streams.hub import Hub, Opening
 from runs.streams.reads import Event
 
 MODERN = "2026-07-28"
@@ -185,17 +185,18 @@ class McpViewSet(ServiceViewSet):
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments must be an object.")
         user_id: Any = request.user.pk
+        seconds: Any = arguments.get("waitSeconds")
         with ExitStack() as frees:
-            place, seconds = "", arguments.get("waitSeconds")
+            place = ""
             # Taken before the run starts: a refused client repeats the call.
             if TOOLS[name].starts_run and isinstance(seconds, (int, float, Decimal)) and seconds > 0:
                 place = places.take(user_id, MCP_WAITS_PER_USER)
                 frees.callback(places.free, place)
             result = outcome(lambda: call_tool(name, request, arguments))
-            if not isinstance(result, Started):
+            if not isinstance(result, Opening):
                 return rpc_response(result_of(message, result))
             frees.pop_all()
-        wait = Wait(result, place, lambda: dumps(waited(message, request, result)))
+        wait = Wait(result, float(seconds), place, lambda: dumps(waited(message, request, result.run_id)))
         live.offer(request, wait.open)
         return StreamingHttpResponse(wait.at_once(), content_type="application/json")
 
@@ -226,7 +227,7 @@ def outcome(work: Callable[[], Any]) -> Any:
         if refusal.status >= 500:
             raise
         return content(envelope(refusal.code, refusal.message, refusal.details)) | {"isError": True}
-    return value if isinstance(value, Started) else content(value) | {"isError": False}
+    return value if isinstance(value, Opening) else content(value) | {"isError": False}
 
 
 def content(value: dict[str, Any]) -> dict[str, Any]:
@@ -237,9 +238,8 @@ def rpc_response(message: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(dumps(message), status=status, content_type="application/json")
 
 
-def waited(message: Message, request: Request, started: Started) -> dict[str, Any]:
+def waited(message: Message, request: Request, run_id: str) -> dict[str, Any]:
     """The answer to a call after its wait. The HTTP status is sent already, so a fault is an error of JSON-RPC."""
-    run_id = started.opening.run_id
     try:
         return result_of(message, outcome(lambda: run_shown(request, run_id)))
     except Exception:
@@ -253,8 +253,8 @@ class Wait:
     it holds no thread and no database connection. ``answer`` returns the body after the wait, on a thread.
     """
 
-    def __init__(self, started: Started, place: str, answer: Callable[[], bytes]) -> None:
-        self.started, self.place, self.answer = started, place, answer
+    def __init__(self, opening: Opening, seconds: float, place: str, answer: Callable[[], bytes]) -> None:
+        self.opening, self.seconds, self.place, self.answer = opening, seconds, place, answer
         self.over = False
 
     def at_once(self) -> Iterator[bytes]:
@@ -263,7 +263,7 @@ class Wait:
         yield self.answer()
 
     def open(self) -> Self:
-        self.stream = Hub.open().join(self.started.opening)
+        self.stream = Hub.open().join(self.opening)
         self.close = self.stream.close
         return self
 
@@ -272,7 +272,7 @@ class Wait:
             return None
         self.over = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.started.wait_seconds):
+            async with asyncio.timeout(self.seconds):
                 while (batch := await self.stream.next()) is not None and not any(map(ends_wait, batch)):
                     pass
         return await self.stream.hub.ask(self.answer)
