@@ -202,15 +202,20 @@ def earn(response: aiohttp.ClientResponse, count: int) -> None:
         found.left += 2 * count
 
 
-class CountedRequest(aiohttp.ClientRequest):
-    async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        if (found := _socket_of(conn.transport)) is not None:
-            found.left = SPARE_BYTES
-        return await super().send(conn)
-
-
-# The exchange of the request that the current task opens.
+# The exchange of the request that the current task opens; requests to model servers have none.
 _exchange: ContextVar[Exchange] = ContextVar("exchange")
+
+
+class _Request(aiohttp.ClientRequest):
+    """Tells the exchange and the socket about each other before anything is sent."""
+
+    async def send(self, conn: Any) -> aiohttp.ClientResponse:
+        exchange = _exchange.get(None)
+        if exchange is not None:
+            exchange.connection = conn.transport
+        if (used := _socket_of(conn.transport)) is not None:
+            used.left, used.exchange = SPARE_BYTES, exchange
+        return await super().send(conn)
 
 
 class _Resolver(AbstractResolver):
@@ -236,15 +241,6 @@ def _socket(target: tuple[Any, ...]) -> socket.socket:
     return counted_socket(target)
 
 
-class _Request(CountedRequest):
-    async def send(self, conn: Any) -> aiohttp.ClientResponse:
-        exchange = _exchange.get()
-        exchange.connection = conn.transport
-        if (used := _socket_of(conn.transport)) is not None:
-            used.exchange = exchange
-        return await super().send(conn)
-
-
 async def _never_resend(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Stop aiohttp from repeating a GET after a lost connection: it repeats only after its own exceptions."""
     try:
@@ -266,7 +262,7 @@ def session_for(kind: Hashable, connector: dict[str, Any], **options: Any) -> ai
     sessions = _sessions.setdefault(asyncio.get_running_loop(), {})
     if kind not in sessions:
         options |= {"cookie_jar": aiohttp.DummyCookieJar(), "auto_decompress": False, "trust_env": False}
-        options |= {"max_line_size": LINE_MAX_BYTES, "max_field_size": LINE_MAX_BYTES}
+        options |= {"max_line_size": LINE_MAX_BYTES, "max_field_size": LINE_MAX_BYTES, "request_class": _Request}
         # Without a limit of connections: the callers have their own limits.
         sessions[kind] = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, **connector), **options)
     return sessions[kind]
@@ -277,7 +273,7 @@ def _session(allow_private: bool, reuse: bool) -> aiohttp.ClientSession:
     connector |= {"resolver": _Resolver(allow_private), "use_dns_cache": False}
     connector |= {"socket_factory": counted_socket if allow_private else _socket}
     options: dict[str, Any] = {"middlewares": (_never_resend,), "skip_auto_headers": SKIPPED_DEFAULT_HEADERS}
-    return session_for((allow_private, reuse), connector, request_class=_Request, **options)
+    return session_for((allow_private, reuse), connector, **options)
 
 
 async def close_sessions() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 from django.conf import settings
 
-from config.outbound.transport import CountedRequest, counted_socket, session_for, tls_context
+from config.outbound.transport import counted_socket, session_for, tls_context
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 
@@ -25,7 +25,7 @@ def session() -> aiohttp.ClientSession:
     """
     connector = {"keepalive_timeout": KEEPALIVE_SECONDS, "ssl": tls_context(), "socket_factory": counted_socket}
     timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-    return session_for("models", connector, request_class=CountedRequest, timeout=timeout)
+    return session_for("models", connector, timeout=timeout)
 
 
 class Deadlines:
