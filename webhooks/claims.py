@@ -7,8 +7,6 @@ hang never take the last free slots, however many they are.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -73,8 +71,7 @@ _DUE = """
         (
             SELECT count(*) FROM webhooks_delivery
             WHERE claim_id IS NOT NULL AND status = 'PENDING' AND endpoint_id = endpoint.id AND next_attempt_at > %s
-        ),
-        endpoint.user_id IS NULL
+        )
     FROM webhooks_endpoint endpoint WHERE endpoint.id {any_of}
 """
 
@@ -90,31 +87,15 @@ class Candidate(NamedTuple):
     is_dropping: bool = False
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One attempt that this process will make."""
-
-    delivery: Delivery  # with its endpoint
-    # The database's time and ``clock.steady`` at one moment: the signed time is independent of the local clock.
-    claimed_at: datetime
-    claimed_tick: float
-
-    def is_late(self) -> bool:
-        """Whether the claim could lapse during an attempt that begins now: the machine was suspended or slow."""
-        return clock.steady() - self.claimed_tick > transitions.WEBHOOK_CLAIM_MARGIN_SECONDS
-
-    def now(self) -> datetime:
-        return self.claimed_at + timedelta(seconds=clock.steady() - self.claimed_tick)
-
-
 def concurrency(of_installation: bool) -> int:
     """How many concurrent attempts to an endpoint are allowed."""
     return WEBHOOK_INSTALLATION_CONCURRENCY if of_installation else WEBHOOK_ENDPOINT_CONCURRENCY
 
 
-def take_ready(busy: int, after: str = "") -> tuple[list[Claim], bool, str]:
+def take_ready(busy: int, after: str = "") -> tuple[list[Delivery], bool, str]:
     """Claim what this process should send now, to endpoints with ids above ``after``; ``busy`` of its slots are taken.
-    Returns the claims, whether some process could claim any, and the next ``after``, which is empty at the end.
+    Returns the claimed deliveries, with their endpoints; whether some process could claim any; and the next ``after``,
+    which is empty at the end.
     """
     with connection.cursor() as cursor:
         cursor.execute(_CANDIDATES, [after, CANDIDATES_MAX, connection.ops.adapt_datetimefield_value(clock.now())])
@@ -149,8 +130,8 @@ def allocate_slots(candidates: Sequence[Candidate], busy: int, slots: int, most:
 
 
 @transaction.atomic
-def _claim(allowances: dict[str, int]) -> list[Claim]:
-    tick, now = clock.steady(), clock.now()
+def _claim(allowances: dict[str, int]) -> list[Delivery]:
+    now = clock.now()
     sendable = Endpoint.objects.filter(pk__any_of=list(allowances), enabled=True, deleted_at=None, drop_until=None)
     endpoints = {endpoint.pk: endpoint for endpoint in sendable.select_for_update(no_key=True, skip_locked=True)}
     if not endpoints:
@@ -161,12 +142,13 @@ def _claim(allowances: dict[str, int]) -> list[Claim]:
     with connection.cursor() as cursor:
         # Under the lock, attempts are counted again: no other process can claim meanwhile.
         cursor.execute(sql, [most, moment, array(endpoints)])
-        for endpoint_id, keys, in_flight, of_installation in cursor.fetchall():
-            allowed = min(concurrency(of_installation) - in_flight, allowances[endpoint_id])
+        for endpoint_id, keys, in_flight in cursor.fetchall():
+            most_now = concurrency(endpoints[endpoint_id].user_id is None) - in_flight
+            allowed = min(most_now, allowances[endpoint_id])
             due += (keys or "").split()[: max(allowed, 0)]
     ready = Delivery.objects.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True)
     deliveries = list(ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk"))
     for delivery in deliveries:
         delivery.endpoint = endpoints[delivery.endpoint_id]
     transitions.claim(deliveries, new_id("clm"), now)
-    return [Claim(delivery, now, tick) for delivery in deliveries]
+    return deliveries

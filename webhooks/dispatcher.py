@@ -6,17 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import connection
 
 from config.database.retry import CONNECTION_ERRORS, outage
+from config.kernel import clock
 from config.outbound import client
 from config.outbound.loop import raise_open_file_limit, shared
 from config.queue import publisher
 from config.telemetry import logs
 from webhooks import claims, signing, transitions
-from webhooks.models import Attempt
+from webhooks.models import Attempt, Delivery
 from webhooks.outbox import DELIVER
 
 logger = logging.getLogger(__name__)
@@ -108,8 +110,8 @@ class Dispatcher:
         passed_on = transitions.pass_on_due()
         found, is_due, self._after = claims.take_ready(self.in_flight, self._after)
         self.in_flight += len(found)
-        for claim in found:
-            shared.submit(self._attempt(claim))
+        for delivery in found:
+            shared.submit(self._attempt(delivery))
         # The next sweep could wake this process again.
         if is_due and not found and time.monotonic() - self._passed_on_at > PASS_ON_SECONDS:
             self._passed_on_at = time.monotonic()
@@ -131,45 +133,47 @@ class Dispatcher:
             for outcome in outcomes:
                 self._record([outcome])
 
-    async def _attempt(self, claim: claims.Claim) -> None:
+    async def _attempt(self, delivery: Delivery) -> None:
         """Make an attempt on the event loop, and hand over its outcome."""
-        # A process that stops returns its claims. So does one that was suspended: its claims may lapse meanwhile.
-        unsent = self._stopping or claim.is_late()
-        self._outcomes.append(claim.delivery.attempt() if unsent else await attempt(claim))
+        # A process that stops returns its claims. So does one that was suspended or slow: a claim must not lapse before
+        # the attempt's end.
+        ends_at = clock.now() + timedelta(seconds=settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS)
+        unsent = self._stopping or not delivery.is_claimed_until(ends_at)
+        self._outcomes.append(delivery.attempt() if unsent else await attempt(delivery))
         self.awake.set()
 
 
-async def attempt(claim: claims.Claim) -> Attempt:
+async def attempt(delivery: Delivery) -> Attempt:
     """Sign and send a delivery, without the database. Never raises: a failure is an outcome. Sets the context of log
     lines, so it needs a task of its own.
     """
-    delivery, number = claim.delivery, claim.delivery.attempt_count
     logs.request_id.set(delivery.request_id or logs.NONE)
     logs.run_id.set(delivery.run_id)
     logs.task_id.set(delivery.pk)
-    outcome, tick = delivery.attempt(started_at=claim.now()), time.monotonic()
+    # The service's clock: the signed time is independent of the local clock.
+    outcome, tick = delivery.attempt(started_at=clock.now()), time.monotonic()
     try:
-        answer = await _send(claim, int(outcome.started_at.timestamp() * 1000))
+        answer = await _send(delivery, outcome.started_at)
         kept = answer.body[:KEPT_BYTES].decode("utf-8", "replace").replace("\0", "\ufffd")
         outcome.status_code, outcome.answer = answer.status, kept
     except (client.RequestFailed, client.AddressRefused, ValueError) as failure:
         outcome.error = str(failure)[:ERROR_MAX_CHARS]
     except Exception as failure:
-        logger.exception("attempt %s of delivery %s failed unexpectedly", number, delivery.pk)
+        logger.exception("attempt %s of delivery %s failed unexpectedly", outcome.number, delivery.pk)
         outcome.error = f"Internal error ({type(failure).__name__})."
     outcome.duration_ms = round((time.monotonic() - tick) * 1000)
     if not outcome.succeeded:
-        logger.info("attempt %s failed: %s", number, outcome.error or f"status {outcome.status_code}")
+        logger.info("attempt %s failed: %s", outcome.number, outcome.error or f"status {outcome.status_code}")
     return outcome
 
 
-async def _send(claim: claims.Claim, milliseconds: int) -> client.Answer:
-    delivery, body, endpoint = claim.delivery, claim.delivery.body.encode(), claim.delivery.endpoint
+async def _send(delivery: Delivery, now: datetime) -> client.Answer:
+    body, endpoint, milliseconds = delivery.body.encode(), delivery.endpoint, int(now.timestamp() * 1000)
     if not endpoint.secret:
         raise client.RequestFailed(
             "The endpoint's secret can't be decrypted; register it with rotateSecret for a new one."
         )
-    secrets = list(filter(None, (endpoint.secret, endpoint.secondary_at(claim.claimed_at))))
+    secrets = list(filter(None, (endpoint.secret, endpoint.secondary_at(now))))
     headers = signing.signed_headers(delivery.event_id, delivery.attempt_count, body, milliseconds, secrets)
     return await client.asend(
         "POST",

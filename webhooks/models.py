@@ -147,6 +147,10 @@ class Delivery(ProtectedModel):
     def __str__(self) -> str:
         return f"{self.event_type} {self.id}"
 
+    def is_claimed_until(self, moment: datetime) -> bool:
+        """Whether the claim, which this process has made, does not lapse before ``moment``."""
+        return self.next_attempt_at is not None and moment <= self.next_attempt_at
+
     def attempt(self, **outcome: Any) -> "Attempt":
         """The present attempt of a claimed delivery; it is not stored yet."""
         return Attempt(delivery=self, number=self.attempt_count, **outcome)

@@ -69,6 +69,7 @@ def claim(deliveries: Sequence[Delivery], claim_id: str, now: datetime) -> None:
     )
     for delivery in deliveries:
         delivery.attempt_count, delivery.claim_id = delivery.attempt_count + 1, claim_id
+        delivery.next_attempt_at = lapses_at
 
 
 def record_outcomes(attempts: Sequence[Attempt]) -> None:

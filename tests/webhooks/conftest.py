@@ -12,7 +12,6 @@ from runs.models import Run
 from tests import factories
 from tests.webhooks.receiver import Behaviour, Receiver, receiving
 from webhooks import dispatcher, outbox
-from webhooks.claims import Claim
 from webhooks.events import Event
 from webhooks.models import Attempt, Delivery, Endpoint
 
@@ -66,9 +65,9 @@ def deliver(one: dispatcher.Dispatcher | None = None) -> None:
     one.stop()
 
 
-def attempt(claim: Claim) -> Attempt:
+def attempt(delivery: Delivery) -> Attempt:
     """Make the attempt without recording its outcome."""
-    return shared.submit(dispatcher.attempt(claim)).result()
+    return shared.submit(dispatcher.attempt(delivery)).result()
 
 
 def pass_time(seconds: float, **which) -> None:

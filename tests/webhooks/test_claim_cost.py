@@ -86,7 +86,7 @@ def test_search_costs_one_step_for_each_endpoint_and_no_more_than_its_limit(endp
     analyse()
     # A step is a few pages of indexes, and three probes for the endpoint that was found.
     assert search_pages() < 300 * 25
-    assert len({claim.delivery.endpoint_id for claim in claims.take_ready(0)[0]}) == 200
+    assert len({claim.endpoint_id for claim in claims.take_ready(0)[0]}) == 200
     fill("m", ENDPOINTS, 1, ready=True)
     analyse()
     assert search_pages() < claims.CANDIDATES_MAX * 25
@@ -104,6 +104,6 @@ def test_every_endpoint_is_reached_in_its_turn(monkeypatch):
     found, after = [], ""
     for _ in range(3):
         taken, _, after = claims.take_ready(0, after)
-        found += [claim.delivery.endpoint_id for claim in taken]
+        found += [claim.endpoint_id for claim in taken]
     assert set(found) == expected
     assert after == ""

@@ -220,7 +220,7 @@ def test_oldest_deliveries_of_a_full_endpoint_are_dropped(user, endpoint, receiv
     factories.EndpointFactory(user=(other := factories.UserFactory()), url=receiver.url)
     others = [record(other) for _ in range(4)]
     transitions.drop_excess()
-    assert under_way.delivery.pk == records[0].pk
+    assert under_way.pk == records[0].pk
     dead = [one.pk for one in records[1:5]]
     assert set(Delivery.objects.filter(status="DEAD").values_list("pk", flat=True)) == set(dead)
     assert Delivery.objects.filter(pk__in=[one.pk for one in others], status="PENDING").count() == 4
@@ -241,7 +241,7 @@ def test_delivery_recorded_while_its_endpoint_was_disabled_is_not_sent(user, end
 def test_attempt_of_a_dead_worker_is_repeated_after_its_claim_expired(user, endpoint, receiver, settings):
     delivery = record(user)
     (lost,) = claims.take_ready(0)[0]  # a worker dies after its claim
-    assert lost.delivery.attempt_count == 1
+    assert lost.attempt_count == 1
     deliver()
     tasks.sweep()
     pass_time(settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS)
@@ -268,7 +268,7 @@ def test_delivery_whose_every_claim_lapses_is_dead_after_the_fifth(user, endpoin
     delivery = record(user)
     for number in range(1, 6):
         (lost,) = claims.take_ready(0)[0]
-        assert lost.delivery.attempt_count == number
+        assert lost.attempt_count == number
         for _ in range(2):  # the claim lapses, the wait ends
             pass_time(3600)
             transitions.pass_on_due()
@@ -281,10 +281,10 @@ def test_delivery_whose_every_claim_lapses_is_dead_after_the_fifth(user, endpoin
 def test_attempt_that_was_not_sent_does_not_count(user, endpoint, receiver):
     delivery = record(user)
     (claim,) = claims.take_ready(0)[0]
-    transitions.record_outcomes([claim.delivery.attempt()])
+    transitions.record_outcomes([claim.attempt()])
     delivery.refresh_from_db()
     assert (delivery.attempt_count, delivery.claim_id, delivery.attempts.count()) == (0, None, 0)
-    transitions.record_outcomes([claim.delivery.attempt()])
+    transitions.record_outcomes([claim.attempt()])
     deliver()
     assert [r.header("X-Service-Delivery-Attempt") for r in receiver.requests] == ["1"]
     delivery.refresh_from_db()
@@ -306,7 +306,7 @@ def test_outcome_of_an_expired_claim_is_ignored(user, endpoint, receivers):
     (fresh,) = claims.take_ready(0)[0]
     transitions.record_outcomes([outcome])
     delivery.refresh_from_db()
-    assert (delivery.status, delivery.claim_id, delivery.attempts.count()) == ("PENDING", fresh.delivery.claim_id, 1)
+    assert (delivery.status, delivery.claim_id, delivery.attempts.count()) == ("PENDING", fresh.claim_id, 1)
     transitions.record_outcomes([attempt(fresh)])
     transitions.record_outcomes([outcome])
     delivery.refresh_from_db()

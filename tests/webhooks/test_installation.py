@@ -129,7 +129,7 @@ def test_installation_endpoint_has_limits_of_its_own(user, endpoint, installatio
     assert transitions.drop_excess() == 4
     dead = Delivery.objects.filter(status="DEAD")
     assert [dead.filter(endpoint=one).count() for one in (endpoint, installation[0])] == [3, 1]
-    taken = [claim.delivery.endpoint_id for claim in claims.take_ready(0)[0]]
+    taken = [claim.endpoint_id for claim in claims.take_ready(0)[0]]
     assert (taken.count(endpoint.pk), taken.count(installation[0].pk)) == (1, 3)
     assert claims.take_ready(4)[0] == []
 

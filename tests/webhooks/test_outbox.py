@@ -80,4 +80,4 @@ def test_event_is_due_for_a_process_with_a_slightly_slow_clock(user, endpoint, m
     delivery = record(user)
     right = clock.now
     monkeypatch.setattr(clock, "now", lambda: right() - timedelta(milliseconds=500))
-    assert [claim.delivery.pk for claim in claims.take_ready(0)[0]] == [delivery.pk]
+    assert [claim.pk for claim in claims.take_ready(0)[0]] == [delivery.pk]
