@@ -22,6 +22,31 @@ from runs.models import AgentModel, Provider
 from runs.tools.base import is_address, parse_headers
 
 
+class TestedAdmin(CatalogueAdmin):
+    """Rows with a page *Test*."""
+
+    actions_detail = ("test",)
+
+    def ask(self, row: Any) -> dict[str, Any]:
+        """For the page: what the server of the row answers now."""
+        raise NotImplementedError
+
+    @action(description="Test", icon="network_check", permissions=["change"])
+    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """What the server answers; POST asks it."""
+        row = self.row(request, object_id)
+        shown: dict[str, Any] = {}
+        if request.method == "POST":
+            self.log_change(request, row, "Tested it.")
+            try:
+                shown["found"] = self.ask(row)
+            except ModelError as error:
+                shown["error"] = error
+            except (DecryptionFailed, ValueError) as error:
+                shown["problem"] = str(error)
+        return self.page(request, f"admin/runs/{self.opts.model_name}/test.html", "Test", row, **shown)
+
+
 class ProviderForm(StaffForm, forms.ModelForm):
     preset = forms.ChoiceField(
         required=False,
@@ -82,12 +107,11 @@ def key_of(provider: Provider) -> tuple[str, str]:
 
 
 @admin.register(Provider)
-class ProviderAdmin(CatalogueAdmin):
+class ProviderAdmin(TestedAdmin):
     table = "providers"
     form = ProviderForm
     unread = ("api_key", "headers")
     list_display = ("name", "kind", "key", "base_url", "enabled")
-    actions_detail = ("test",)
     key = column("key", key_of, label=KEY_TONES)
     key_text = column("key", lambda provider: key_of(provider)[1])
     view_fields = (*ProviderForm.Meta.fields, "key_text")
@@ -102,22 +126,10 @@ class ProviderAdmin(CatalogueAdmin):
     def response_post_save_add(self, request: HttpRequest, obj: Provider) -> HttpResponse:
         return HttpResponseRedirect(self.url("test", obj.pk))
 
-    @action(description="Test", icon="network_check", permissions=["change"])
-    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The models that the server lists, each with a link that adds it; POST asks the server."""
-        row = self.row(request, object_id)
-        found = problem = error = None
-        if request.method == "POST":
-            self.log_change(request, row, "Tested it.")
-            try:
-                found = models_of(Server.from_row(Provider.objects.get(pk=row.pk)))
-            except ModelError as failure:
-                error = failure
-            except (DecryptionFailed, ValueError) as failure:
-                problem = str(failure)
-        known = set(row.models.values_list("provider_model", flat=True))
-        shown = {"found": found, "known": known, "error": error, "problem": problem}
-        return self.page(request, "admin/runs/provider/test.html", "Test", row, **shown)
+    def ask(self, provider: Provider) -> dict[str, Any]:
+        """The models that the server lists, of which the page links each to a form that adds it."""
+        names = models_of(Server.from_row(Provider.objects.get(pk=provider.pk)))
+        return {"names": names, "known": set(provider.models.values_list("provider_model", flat=True))}
 
 
 class AgentModelForm(StaffForm, forms.ModelForm):
@@ -182,13 +194,12 @@ def price_column(name: str) -> Any:
 
 
 @admin.register(AgentModel)
-class AgentModelAdmin(CatalogueAdmin):
+class AgentModelAdmin(TestedAdmin):
     table = "models"
     form = AgentModelForm
     prices_shown = tuple(map(price_column, form.Meta.prices))
     view_fields = (*form.Meta.described, *prices_shown, "provider_cost_percent", *form.Meta.used)
     unread = ("provider__api_key", "provider__headers")
-    actions_detail = ("test",)
     list_display = ("name", "provider", "provider_model", "prices", "is_default", "enabled")
     list_select_related = ("provider",)
     prices = column(
@@ -203,16 +214,7 @@ class AgentModelAdmin(CatalogueAdmin):
         if problem := problem_of(obj.provider):
             messages.warning(request, f"{obj.name} cannot be used yet, because of its provider: {problem}")
 
-    @action(description="Test", icon="network_check", permissions=["change"])
-    def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """One tiny request to the model, and what came; POST makes it."""
-        row = self.row(request, object_id)
-        found = problem = None
-        if request.method == "POST":
-            self.log_change(request, row, "Tested it.")
-            try:
-                model = AgentModel.objects.select_related("provider").get(pk=row.pk)
-                found = probe(definitions.ModelDefinition.from_row(model))
-            except (DecryptionFailed, ValueError) as error:
-                problem = str(error)
-        return self.page(request, "admin/runs/agentmodel/test.html", "Test", row, probe=found, problem=problem)
+    def ask(self, model: AgentModel) -> dict[str, Any]:
+        """One tiny request to the model, and what came."""
+        row = AgentModel.objects.select_related("provider").get(pk=model.pk)
+        return probe(definitions.ModelDefinition.from_row(row))
