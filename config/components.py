@@ -71,19 +71,8 @@ SPECTACULAR_SETTINGS = {
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
-    # JavaScript, because the layout with the choice of documents and the dark mode needs a preset.
-    "SWAGGER_UI_SETTINGS": """{
-        layout: "StandaloneLayout",
-        presets: [SwaggerUIBundle.presets.apis, SwaggerUIStandalonePreset],
-        urls: [
-            {name: "Session surface: /api/v1, session tokens", url: "/api/schema/session?format=json"},
-            {name: "Public surface: /api/public/v1, API keys", url: "/api/schema/public?format=json"},
-            {name: "Both surfaces, and callbacks of tools", url: "/api/schema?format=json"},
-        ],
-        ...window.snippets,
-        defaultModelsExpandDepth: 0,
-        persistAuthorization: false,
-    }""",
+    # JavaScript: an object of options.js, because a preset is no JSON.
+    "SWAGGER_UI_SETTINGS": "window.swaggerOptions()",
     "SWAGGER_UI_FAVICON_HREF": "/static/staff/favicon.svg",
     "COMPONENT_SPLIT_REQUEST": True,
     # A PATCH uses its serializer's own required fields.

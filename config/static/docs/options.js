@@ -1,4 +1,4 @@
-// The request that was tried, in curl, Python and JavaScript, for Swagger UI.
+// The options of Swagger UI. Under an operation it shows the request that was tried, in curl, Python and JavaScript.
 const parts = (request) => ({
   url: request.get("url"),
   method: request.get("method") || "GET",
@@ -19,7 +19,16 @@ function javascript(request) {
   return `const answer = await fetch(${JSON.stringify(url)}, ${JSON.stringify(options, null, 2)});\nconsole.log(answer.status, await answer.text());`;
 }
 
-window.snippets = {
+// A function, because the page loads Swagger UI after this file.
+window.swaggerOptions = () => ({
+  // The layout with the choice of documents and the dark mode needs a preset.
+  layout: "StandaloneLayout",
+  presets: [SwaggerUIBundle.presets.apis, SwaggerUIStandalonePreset],
+  urls: [
+    { name: "Session surface: /api/v1, session tokens", url: "/api/schema/session?format=json" },
+    { name: "Public surface: /api/public/v1, API keys", url: "/api/schema/public?format=json" },
+    { name: "Both surfaces, and callbacks of tools", url: "/api/schema?format=json" },
+  ],
   plugins: [() => ({ fn: { requestSnippetGenerator_python: python, requestSnippetGenerator_javascript: javascript } })],
   requestSnippetsEnabled: true,
   requestSnippets: {
@@ -31,4 +40,6 @@ window.snippets = {
       javascript: { title: "JavaScript", syntax: "javascript" },
     },
   },
-};
+  defaultModelsExpandDepth: 0,
+  persistAuthorization: false,
+});
