@@ -62,10 +62,6 @@ class RequestTimedOut(RequestFailed):
     """The deadline passed before the answer was complete."""
 
 
-class LookupFailed(RequestFailed):
-    """The look-up found no address in time. The message is for people."""
-
-
 @dataclass(frozen=True)
 class Answer:
     """``truncated``: the body was longer than ``max_bytes``, or the connection closed before its end."""
@@ -124,7 +120,9 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, owner: str = "") -> list[Target]:
-    """All addresses of ``host`` from one look-up, which counts for the ``owner`` (a user). Raises LookupFailed."""
+    """All addresses of ``host`` from one look-up, which counts for the ``owner`` (a user). Raises AddressRefused, or
+    RequestFailed if the look-up found no address in time.
+    """
     targets = await asyncio.wrap_future(_look_up(host, port, owner))
     found = (ipaddress.ip_address(address[0].partition("%")[0]) for _, address in targets)
     if not (allow_private or all(map(is_public, found))):
@@ -142,7 +140,7 @@ def check_url(url: str, allow_private: bool, *, https_only: bool = False) -> Non
     try:
         looked_up = shared.submit(resolve(host_of(parsed), port_of(parsed), allow_private=False))
         looked_up.result(settings.OUTBOUND_CONNECT_TIMEOUT_SECONDS)
-    except (TimeoutError, LookupFailed) as error:
+    except (TimeoutError, RequestFailed) as error:
         raise ValueError(str(error) or LOOKUP_TIMED_OUT) from None
 
 
@@ -173,7 +171,7 @@ def _look_up(host: str, port: int, owner: str) -> Future[list[Target]]:
             return _running_lookups[key][0]
         owners = [other for _, other in _running_lookups.values()]
         if len(owners) >= OUTBOUND_LOOKUPS_MAX or (owner and owners.count(owner) >= OUTBOUND_LOOKUPS_PER_USER):
-            raise LookupFailed(LOOKUP_TIMED_OUT)
+            raise RequestFailed(LOOKUP_TIMED_OUT)
         _running_lookups[key] = answer, owner
 
     def work() -> None:
@@ -204,4 +202,4 @@ def _getaddrinfo(host: str, port: int) -> list[Target]:
         # In the order that the resolver prefers. It may return an address once per protocol.
         if targets := list(dict.fromkeys((family, address) for family, *_, address in found if family in families)):
             return targets
-    raise LookupFailed("The host name could not be resolved.")
+    raise RequestFailed("The host name could not be resolved.")

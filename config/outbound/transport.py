@@ -22,7 +22,7 @@ from django.conf import settings
 from yarl import URL
 
 from config.outbound import addresses
-from config.outbound.addresses import Answer, LookupFailed, RequestFailed, RequestTimedOut
+from config.outbound.addresses import Answer, RequestFailed, RequestTimedOut
 from config.outbound.loop import shared
 
 # Shorter than the keep-alive of common servers (2 to 75 s). If a server closes a connection during a request, the
@@ -142,7 +142,7 @@ class Exchange:
     def _failure(self, error: aiohttp.ClientError) -> RequestFailed:
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         if isinstance(error, aiohttp.ConnectionTimeoutError) and self.looking_up:
-            return LookupFailed(addresses.LOOKUP_TIMED_OUT)
+            return RequestFailed(addresses.LOOKUP_TIMED_OUT)
         if isinstance(cause, TimeoutError):
             return RequestTimedOut("Timed out while connecting.")
         if isinstance(error, aiohttp.ClientConnectorCertificateError):

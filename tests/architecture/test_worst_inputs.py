@@ -17,7 +17,7 @@ from config.api.serializers import CamelSerializer
 from config.kernel import garbage
 from config.kernel.errors import DomainError
 from config.kernel.jsontext import dumps
-from config.outbound.addresses import LookupFailed
+from config.outbound.addresses import RequestFailed
 from runs.calls import ANSWERS, AnswerKind, CallResultInput, ClientToolInput
 from runs.llm import wire
 from runs.llm.base import ModelError
@@ -38,7 +38,7 @@ LOOP_SECONDS = 0.25
 ANSWER_MAX_BYTES = 64 * 1024
 # What the readers raise for text that they do not accept, all with a message for the sender.
 REFUSALS = (DomainError, APIException, ToolFailure, ModelError, RpcError, ValueError)
-REFUSALS += (LookupFailed, RecursionError, tasks.Away, tasks.Refused)
+REFUSALS += (RequestFailed, RecursionError, tasks.Away, tasks.Refused)
 SEARCHES = {"compile", "match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split", "template"}
 WITH_PATTERNS = {"RegexValidator", "RegexField", "re_path"}
 
