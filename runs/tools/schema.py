@@ -80,10 +80,8 @@ def check_answer(schema: Mapping[str, Any], value: dict[str, Any]) -> None:
         raise ValueError(f"It does not fit the question's schema: {reason}")
 
 
-def check_schema(schema: Any) -> None:
+def check_schema(schema: dict[str, Any]) -> None:
     """Raises ValueError, with a message for people, if ``schema`` cannot describe a tool's input."""
-    if not isinstance(schema, dict):
-        raise ValueError("The input schema must be a JSON object.")
     if schema.get("type", "object") != "object":
         raise ValueError("The input schema's type must be object.")
     answer = _check(to_text(schema), {}, SCHEMA_SECONDS)  # the shortest input shows how long a check takes at least

@@ -222,7 +222,6 @@ def test_remote_schema_is_not_fetched(server):
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        ([], "JSON object"),
         ({"type": "array"}, "must be object"),
         ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "properties.a.type"),
         ({"type": "object", "required": "a"}, "required"),
