@@ -34,8 +34,7 @@ def save(
     """
     shown = {"display_name": display_name, "description": description, "enabled": enabled}
     version = CONTENT | content
-    if problems := problems_of({"name": name} | shown | version):
-        raise serializers.ValidationError(problems)
+    Columns(data={"name": name} | shown | version).is_valid(raise_exception=True)
     with transaction.atomic():
         # If two callers create the agent at the same time, there is one row; its lock gives each version its number.
         Agent.objects.get_or_create(name=name, defaults=shown)
