@@ -39,8 +39,10 @@ def webhooks_of(happened: Iterable[StreamEvent]) -> Iterator[tuple[Event, dict[s
     given: dict[str, Any] = {}
     for kind, data in happened:
         given |= data
+        if kind == StreamType.WAITPOINT_OPENED:
+            given["waitpointId"] = data["id"]
         if event := WEBHOOKS.get((kind, data.get("status", ""))):
-            yield event, {name: given[field.source or name] for name, field in event.fields.items()}
+            yield event, {name: given[name] for name in event.fields}
 
 
 def join_text(texts: Iterable[str]) -> str:

@@ -1,24 +1,12 @@
 """Every webhook event: its name, when it is sent, and its own fields. ``openapi.yaml`` has the shared fields."""
 
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 
-class Field(NamedTuple):
-    """A field of a body in the API document. ``source``: its name in the stream event, if that differs."""
-
-    description: str
-    example: Any
-    schema: dict[str, Any] = {"type": "string"}
-    source: str = ""
-
-
-def one_of(*values: str) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values)}
-
-
-NUMBER = {"type": "number"}
-TIME = {"type": "string", "format": "date-time"}
+def field(description: str, example: Any, **schema: Any) -> dict[str, Any]:
+    """A field of a body in the API document. Its value is a string, unless ``schema`` names another type."""
+    return {"type": "string", **schema, "description": description, "example": example}
 
 
 class AnyEvent(StrEnum):
@@ -33,7 +21,7 @@ class AnyEvent(StrEnum):
         self, name: str, sent_when: str, fields: Any = None, stream: tuple[str, str] = ("", ""), extended: bool = False
     ) -> None:
         self.sent_when, self.extended = sent_when, extended
-        self.fields: dict[str, Field] = fields or {}
+        self.fields: dict[str, dict[str, Any]] = fields or {}
         self.stream_type, self.stream_status = stream
 
 
@@ -50,17 +38,17 @@ class Event(AnyEvent):
     AGENT_FAILED = (
         "agent.failed",
         "A run has failed.",
-        {"errorCode": Field("Why the run failed, for programs.", "MODEL_TIMEOUT")},
+        {"errorCode": field("Why the run failed, for programs.", "MODEL_TIMEOUT")},
         ("run.status", "failed"),
     )
     TOOL_COMPLETED = (
         "tool.completed",
         "A tool invocation has completed.",
         {
-            "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
-            "name": Field("The name of the tool.", "draw_chart"),
-            "status": Field("The status of the call.", "COMPLETED", one_of("COMPLETED")),
-            "creditUsed": Field("What the call cost, in credits.", 12, NUMBER),
+            "toolInvocationId": field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+            "name": field("The name of the tool.", "draw_chart"),
+            "status": field("The status of the call.", "COMPLETED", enum=["COMPLETED"]),
+            "creditUsed": field("What the call cost, in credits.", 12, type="number"),
         },
         ("tool.completed", "COMPLETED"),
     )
@@ -68,10 +56,12 @@ class Event(AnyEvent):
         "tool.parked",
         "A tool call awaits its tool, or your app.",
         {
-            "toolInvocationId": Field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
-            "name": Field("The name of the tool.", "make_video"),
-            "awaiting": Field("Who gives the outcome, the tool or the caller's app.", "tool", one_of("tool", "client")),
-            "expiresAt": Field("When the call fails without an outcome.", "2026-11-21T12:34:56.789Z", TIME),
+            "toolInvocationId": field("The id of the tool invocation.", "inv_01kb5w3v4z5a6b7c8d9e0f1g2h"),
+            "name": field("The name of the tool.", "make_video"),
+            "awaiting": field("Who gives the outcome, the tool or the caller's app.", "tool", enum=["tool", "client"]),
+            "expiresAt": field(
+                "When the call fails without an outcome.", "2026-11-21T12:34:56.789Z", format="date-time"
+            ),
         },
         ("tool.parked", ""),
         True,
@@ -80,9 +70,9 @@ class Event(AnyEvent):
         "agent.waiting",
         "A run waits for an answer.",
         {
-            "waitpointId": Field("The id of the waitpoint.", "wp_01kb5w3v5p6q7r8s9t0v1w2x3y", source="id"),
-            "kind": Field("What is asked.", "CREDIT_APPROVAL", one_of("CREDIT_APPROVAL", "CLARIFICATION")),
-            "expiresAt": Field("When the run fails if nobody answers.", "2026-11-21T12:34:56.789Z", TIME),
+            "waitpointId": field("The id of the waitpoint.", "wp_01kb5w3v5p6q7r8s9t0v1w2x3y"),
+            "kind": field("What is asked.", "CREDIT_APPROVAL", enum=["CREDIT_APPROVAL", "CLARIFICATION"]),
+            "expiresAt": field("When the run fails if nobody answers.", "2026-11-21T12:34:56.789Z", format="date-time"),
         },
         ("run.status", "waiting"),
         True,
@@ -97,29 +87,29 @@ class CreditsEvent(AnyEvent):
         "credits.granted",
         "Credits were granted to a user.",
         {
-            "ledgerId": Field("The id of the grant's row of the ledger.", "led_01kb5w3v1c4d5e6f7g8h9j0k1m"),
-            "reference": Field(
+            "ledgerId": field("The id of the grant's row of the ledger.", "led_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "reference": field(
                 "What the backend named the payment, or null for a grant by staff or at sign-up.",
                 "pay_2f9c",
-                {"type": ["string", "null"]},
+                type=["string", "null"],
             ),
-            "amount": Field("The credits.", 25, NUMBER),
+            "amount": field("The credits.", 25, type="number"),
         },
     )
     LOW = (
         "credits.low",
         "A user's balance has gone below one of the installation's thresholds.",
         {
-            "available": Field("What the user can spend.", 4.875, NUMBER),
-            "threshold": Field("The threshold, one of CREDITS_LOW_THRESHOLDS.", 5, NUMBER),
+            "available": field("What the user can spend.", 4.875, type="number"),
+            "threshold": field("The threshold, one of CREDITS_LOW_THRESHOLDS.", 5, type="number"),
         },
     )
     EXHAUSTED = (
         "credits.exhausted",
         "A run waits or has failed because its user's credits are not enough for it.",
         {
-            "available": Field("What the user can spend.", 0.1, NUMBER),
-            "runId": Field("The run.", "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
+            "available": field("What the user can spend.", 0.1, type="number"),
+            "runId": field("The run.", "run_01kb5w3v1c4d5e6f7g8h9j0k1m"),
         },
     )
 

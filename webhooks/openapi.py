@@ -19,11 +19,7 @@ def operation(event: AnyEvent) -> dict[str, Any]:
         common = common | (installation if isinstance(event, CreditsEvent) else {})
         common = {name: field for name, field in common.items() if name not in ("runId", "chatId")}
         installation = {}
-    own = {
-        name: {**field.schema, "description": field.description, "example": field.example}
-        for name, field in event.fields.items()
-    }
-    fields = {name: dict(field) for name, field in (common | own | installation).items()}
+    fields = {name: dict(field) for name, field in (common | event.fields | installation).items()}
     fields["type"] |= {"const": event.value, "example": event.value}
     example = {name: field.pop("example") for name, field in fields.items()}
     required = [name for name in fields if name not in installation]
