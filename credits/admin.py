@@ -21,7 +21,7 @@ from config.staff import base
 from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from config.staff.forms import CreditsField
 from credits import ledger, statement, sums
-from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, SETTLEMENTS, Account, EntryType, LedgerEntry
+from credits.models import CORRECTIONS, GRANT_DAYS_MAX, REASON_MAX_CHARS, Account, EntryType, LedgerEntry
 
 
 class MoneyForm(ActionForm):
@@ -194,12 +194,9 @@ class LedgerEntryAdmin(base.ReadOnly, WithActions):
 
     def find(self, word: str) -> Q:
         if word.startswith("inv_"):
-            if (held := ledger.hold_of(word)) is None:
-                return base.NOTHING
-            # The hold, its settlements and the refunds. The types allow the partial indexes on ``against``.
-            ended = LedgerEntry.objects.filter(against=held, type__in=SETTLEMENTS).values_list("pk", flat=True)
-            back = LedgerEntry.objects.filter(against__in=list(ended), type__in=CORRECTIONS)
-            return Q(pk__in=[held.pk, *ended, *back.values_list("pk", flat=True)])
+            # The hold, its settlements and the refunds. There is an index by run, and none by call.
+            held = ledger.hold_of(word)
+            return Q(run_id=held.run_id, invocation_id=word) if held else base.NOTHING
         return super().find(word)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
