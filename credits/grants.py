@@ -7,7 +7,7 @@ are spent last. Open holds keep the part that they need. Credits can be spent un
 import hashlib
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -91,15 +91,13 @@ def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tup
     return {"revoked": money.to_text(-entry.amount), "balance": recorded["balance"]}, before
 
 
-class Balances:
+def with_balances(entries: Iterable[Any]) -> Iterator[Any]:
     """Sets ``balance_after`` of rows of an account, which come newest first without gaps. One query."""
-
-    next: int | None = None
-
-    def give(self, entry: Any) -> Any:
-        entry.balance_after = balance_after(entry) if self.next is None else self.next
-        self.next = entry.balance_after - statement.effect(entry)
-        return entry
+    balance: int | None = None
+    for entry in entries:
+        entry.balance_after = balance_after(entry) if balance is None else balance
+        balance = entry.balance_after - statement.effect(entry)
+        yield entry
 
 
 def balance_after(entry: LedgerEntry) -> int:

@@ -60,11 +60,11 @@ class CsvRenderer(ExactJSONRenderer):
 def csv_parts(entries: Iterable[LedgerEntry]) -> Iterator[str]:
     """The ledger as CSV, produced in parts during the response."""
     # One serializer for all rows: a new one for each row would take most of the time, and keep the row in memory.
-    text, serializer, balances = StringIO(), LedgerEntrySerializer(), grants.Balances()
+    text, serializer = StringIO(), LedgerEntrySerializer()
     writer = csv.writer(text)
     writer.writerow(serializer.fields)
-    for number, entry in enumerate(entries, 1):
-        row = serializer.to_representation(balances.give(entry))
+    for number, entry in enumerate(grants.with_balances(entries), 1):
+        row = serializer.to_representation(entry)
         writer.writerow([no_formula(value) if value and name in FREE_TEXT else value for name, value in row.items()])
         if not number % ROWS_AT_ONCE:
             yield text.getvalue()

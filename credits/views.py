@@ -82,8 +82,7 @@ class LedgerViewSet(CreditsViewSet):
             parts = serializers.csv_parts(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(parts, content_type="text/csv; charset=utf-8", headers=headers)
-        balances, represent = grants.Balances(), self.get_serializer().to_representation
-        return self.page(self.get_queryset(), lambda entry: represent(balances.give(entry)))
+        return self.page(self.get_queryset(), prepare=lambda rows: list(grants.with_balances(rows)))
 
 
 class GrantViewSet(CreditsViewSet):
