@@ -71,8 +71,7 @@ def reading() -> Reading:
 def _read_redis(found: Reading) -> bool:
     try:
         with redis.client(decode_responses=True) as client:
-            ends = client.hgetall(metrics.LATEST).items()
-            found.ends = {(key.partition("\t")[2],): float(at) for key, at in ends}
+            found.ends = {(job,): float(at) for job, at in client.hgetall(metrics.LATEST).items()}
             names = list(client.smembers(metrics.PROCESSES) - {metrics.this_process()})
             texts = client.mget([metrics.TEXT + name for name in names]) if names else []
             found.texts = [text for text in texts if text]

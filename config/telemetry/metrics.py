@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "agents"
 PREFIX = f"{NAMESPACE}_"
 # In Redis: the names of the processes, the text of each, and when each job last succeeded, which outlives its process.
-PROCESSES, TEXT, LATEST = "metrics:processes", "metrics:process:", "metrics:latest"
+PROCESSES, TEXT, LATEST = "metrics:processes", "metrics:process:", "metrics:jobs"
 LAST_SUCCESS = "housekeeping_last_success_timestamp_seconds"
 # A process that sends no report for this time plus METRICS_FLUSH_SECONDS has ended.
 PROCESS_SECONDS = 60
@@ -58,22 +58,21 @@ PerProcess = partial(prometheus_client.Gauge, namespace=NAMESPACE, registry=regi
 succeeded: dict[str, float] = {}
 
 
-def report() -> bool:
-    """Send this process's metrics to Redis. False if Redis failed; the next report has everything again."""
+def report() -> None:
+    """Send this process's metrics to Redis. If Redis fails, the next report has everything again."""
     name, latest = this_process(), dict(succeeded)
     try:
         with redis.client() as client, client.pipeline() as pipeline:
             pipeline.set(TEXT + name, own_text(), ex=PROCESS_SECONDS + round(settings.METRICS_FLUSH_SECONDS))
             pipeline.sadd(PROCESSES, name)
             if latest:
-                pipeline.hset(LATEST, mapping={f"{PREFIX}{LAST_SUCCESS}\t{job}": at for job, at in latest.items()})
+                pipeline.hset(LATEST, mapping=latest)
             pipeline.execute()
     except redis.failures() as error:
         logger.debug("metrics are kept until Redis is available (%s)", type(error).__name__)
-        return False
+        return
     for job in [job for job, at in latest.items() if succeeded.get(job) == at]:
         del succeeded[job]
-    return True
 
 
 class Gauge(GaugeMetricFamily):

@@ -78,7 +78,7 @@ def report_of(other: str, monkeypatch) -> None:
     """Report the metrics of this process as those of another one."""
     with monkeypatch.context() as patch:
         patch.setattr(metrics, "this_process", lambda: other)
-        assert metrics.report()
+        metrics.report()
 
 
 def test_the_page_joins_the_processes(scrape, monkeypatch):
@@ -111,7 +111,7 @@ def test_metrics_are_kept_while_redis_is_down(scrape, settings):
     counter.inc()
     settings.CACHE_REDIS_URL = "redis://127.0.0.1:1"
     jobs.run("test-kept", lambda: 1)
-    assert not metrics.report()
+    metrics.report()
     counter.inc()
     shown = scrape()
     assert shown("source_up", source="redis") == 0
