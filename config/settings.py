@@ -344,7 +344,6 @@ CELERY_BEAT_SCHEDULE = {job: {"task": task, "schedule": seconds} for job, (task,
 # --- files -----------------------------------------------------------------------------------------------------------
 MEDIA_ROOT = VAR_DIR / "files"
 STATIC_ROOT = VAR_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "config" / "static"]
 #: an S3-compatible bucket for files; if empty, files are stored under `VAR_DIR`
 STORAGE_S3_BUCKET = ENV.text("STORAGE_S3_BUCKET")
 #: the bucket's endpoint, if it is not on Amazon S3
