@@ -99,8 +99,7 @@ class AgentForm(StaffForm, forms.ModelForm):
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
-        shown = ("name", "display_name", "description", "enabled")  # in the admin, Meta.fields has all fields
-        self.columns = {name: data.get(name) for name in (*shown, *agents.CONTENT)}
+        self.columns = {name: data.get(name) for name in (*AgentForm.Meta.fields, *agents.CONTENT)}
         self.columns["tools"] = None if data.get("all_tools") else data.get("tools")
         self.columns["output_schema"] = data.get("output_schema") or None
         if not self.errors:
@@ -130,7 +129,7 @@ class AgentAdmin(CatalogueAdmin):
     table = "agents"
     form = AgentForm
     list_display = ("name", "display_name", "version", "enabled")
-    view_fields = ("name", "display_name", "description", "enabled", "version", "content")
+    view_fields = (*AgentForm.Meta.fields, "version", "content")
     actions_detail = ("versions", "playground")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
