@@ -117,40 +117,39 @@ class _Output:
         self.seconds_left = float(settings.MODEL_TIMEOUT_SECONDS)
 
     async def run(self, command: str, values: list[Any]) -> AsyncIterator[str]:
-        if command == "/usage":
-            self.reported = Usage(*values)
-        if command == "/usage" or self.is_cut:
+        if self.is_cut and command != "/usage":
             return
-        pause, text = 0.0, str(values[-1]) if values else ""
+        text, pause = "", 0.0
         match command, values:
+            case "/say", [said]:
+                text = said
+            case "/usage", _:
+                self.reported = Usage(*values)
             case "/call", _:
                 self.calls.append(values)
-                return
             case "/wait", [seconds]:
                 await self._sleep(seconds)
-                return
-            case "/fail", _:
-                raise ModelError(FailureReason.MODEL_FAILED, text)
+            case "/fail", [why]:
+                raise ModelError(FailureReason.MODEL_FAILED, why)
             case "/cut", _:
                 raise ModelError(FailureReason.CONNECTION_LOST)
             case "/overflow", _:
                 raise ModelError(FailureReason.CONTEXT_TOO_LONG, status=400)
             case "/length", _:
                 self.is_cut = True
-                return
-            case "/reason", _:
-                self.grow(text)
-                self.reasoning.append({"type": "reasoning", "text": text})
-                return
+            case "/reason", [thought]:
+                self.grow(thought)
+                self.reasoning.append({"type": "reasoning", "text": thought})
             case "/flaky", [status, times, *texts]:
                 if self.failures < times:
                     raise refused(status, b"", {}, "")
                 self.failures -= times
-                if not texts:
-                    return
+                text = "".join(texts)
             case "/stream", [count, milliseconds]:
                 text = " ".join(itertools.islice(itertools.cycle(STREAM_WORDS), count))
                 pause = milliseconds / 1000
+        if not text:
+            return
         if self.lines:
             yield self._delta("\n")
         self.lines += 1
