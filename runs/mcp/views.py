@@ -79,13 +79,6 @@ def id_of(body: Any) -> str | int | None:
     return given if isinstance(given, (str, int)) and not isinstance(given, bool) else None
 
 
-def is_notification(body: Any) -> bool:
-    """Whether the body needs no answer. Raises RpcError if it is no request either, also for a batch."""
-    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
-        raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.")
-    return "id" not in body
-
-
 class Message:
     """A JSON-RPC request, in the revision MODERN or one of LEGACY."""
 
@@ -166,7 +159,10 @@ class McpViewSet(ServiceViewSet):
         try:
             body = parse_value(request._request.body)
             identifier = id_of(body)
-            if is_notification(body):
+            # A batch is refused, too.
+            if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
+                raise RpcError(INVALID_REQUEST, "The body must be one JSON-RPC 2.0 request or notification.")
+            if "id" not in body:  # a notification
                 return HttpResponse(status=202, content_type="application/json")
             message = Message(body, request.headers)
             if message.method == "tools/call":
