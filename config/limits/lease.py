@@ -3,7 +3,6 @@
 Redis counts the places; without Redis, the limit holds per process. The places of a dead process end by themselves.
 """
 
-import atexit
 import secrets
 import threading
 import time
@@ -40,8 +39,6 @@ class Lease:
         # The places that this process has taken: the user's key, and when the lease ends by the monotonic clock.
         self.held: dict[str, tuple[str, float]] = {}
         self.lock = threading.Lock()
-        # Clients that a shutdown has disconnected need their places in other processes.
-        atexit.register(self.free_all)
 
     def take(self, user_id: int, limit: int) -> str:
         """A place of the user. Raises RateLimited if the user holds ``limit`` already."""
@@ -61,19 +58,14 @@ class Lease:
         if key:
             sender.submit(redis.ask, methodcaller("zrem", key, place))
 
-    def free_all(self) -> None:
-        """Waits for Redis."""
-        with self.lock:
-            users, self.held = self._by_user(), {}
-        for key, places in users.items():
-            redis.ask(methodcaller("zrem", key, *places))
-
     def renew(self) -> None:
         """Begin a new lease of every place that this process holds."""
         until = time.monotonic() + self.seconds
+        users: defaultdict[str, list[str]] = defaultdict(list)
         with self.lock:
-            users = self._by_user()
-            self.held = {place: (key, until) for place, (key, _) in self.held.items()}
+            for place, (key, _) in self.held.items():
+                users[key].append(place)
+                self.held[place] = key, until
             if users:
                 sender.submit(redis.ask, lambda client: self._send(client, users))
 
@@ -83,9 +75,3 @@ class Lease:
             for key, places in users.items():
                 renew([key], [NO_LIMIT, self.milliseconds, *places], client=pipeline)
             pipeline.execute()
-
-    def _by_user(self) -> dict[str, list[str]]:
-        users: defaultdict[str, list[str]] = defaultdict(list)
-        for place, (key, _) in self.held.items():
-            users[key].append(place)
-        return users

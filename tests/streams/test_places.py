@@ -42,7 +42,8 @@ def make():
 
     yield make
     for one in made:
-        one.free_all()
+        for place in list(one.held):
+            one.free(place)
 
 
 def take_all(taker: Lease, user: int = 7) -> list[str]:
