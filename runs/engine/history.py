@@ -210,13 +210,9 @@ def load_parts(
     # The assistant's message is read only if the run's turns may lack its text.
     recorded = Run.objects.filter(pk__in=run_ids, status=RunStatus.COMPLETED, turn_count__gt=0).values("pk")
     messages = Message.objects.filter(run_id__in=run_ids).exclude(role=Message.Role.ASSISTANT, run_id__in=recorded)
-    users: dict[str, Any] = {}
-    answers: dict[str, str] = {}
-    for given in messages.annotate(has_files=has_files):
-        if given.role == Message.Role.USER:
-            users[given.run_id] = given
-        else:
-            answers[given.run_id] = given.content
+    given = list(messages.annotate(has_files=has_files))
+    users: dict[str, Any] = {message.run_id: message for message in given if message.role == Message.Role.USER}
+    answers = {message.run_id: message.content for message in given if message.role == Message.Role.ASSISTANT}
     attached = _files([message.pk for message in users.values() if message.has_files])
     parts: list[RunPart] = []
     counted: dict[str, Any] = {}
