@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from runs import catalogue, services
-from runs.engine.heartbeat import Heartbeat
+from runs.engine.engine import Heartbeat
 from runs.events import StreamType
 from runs.fronts import views
 from runs.models import Run, Tool, Waitpoint

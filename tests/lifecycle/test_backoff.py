@@ -1,16 +1,13 @@
 """The heartbeat of a worker waits longer while the database is away, and logs it once."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.db import OperationalError
 
 from config.database.retry import Outage
-from runs.engine import heartbeat as heartbeats
-from runs.engine.heartbeat import BEATS_PER_LEASE, RUN_CANCEL_POLL_SECONDS, Heartbeat
-from runs.engine.process import Process
+from runs.engine import engine as engines
+from runs.engine.engine import BEATS_PER_LEASE, RUN_CANCEL_POLL_SECONDS, Engine, Heartbeat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,9 +26,8 @@ def test_the_heartbeat_waits_longer_while_the_database_is_away(settings, monkeyp
             raise OperationalError("connection refused")
 
     monkeypatch.setattr(Heartbeat, "_beat", beat)
-    monkeypatch.setattr(heartbeats, "outage", Outage())
-    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
-    heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
+    monkeypatch.setattr(engines, "outage", Outage())
+    heartbeat = Engine().heartbeat
     heartbeat.stopped = Stopped()
     heartbeat.run()
     longest = settings.RUN_LEASE_SECONDS / BEATS_PER_LEASE

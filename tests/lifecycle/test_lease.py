@@ -13,8 +13,6 @@ from django.db import OperationalError, connection, transaction
 from config.kernel import clock
 from runs import catalogue, lifecycle
 from runs.engine.engine import Engine
-from runs.engine.heartbeat import Heartbeat
-from runs.engine.process import Process
 from runs.lifecycle import sweeps
 from runs.llm.demo import DemoModel
 from runs.models import Run, Tool, Worker
@@ -137,8 +135,7 @@ def late(monkeypatch) -> Worker:
 
 
 def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(late):
-    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
-    heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
+    heartbeat = Engine().heartbeat
     heartbeat.process.lease_until = clock.steady()
     heartbeat._reap()
     assert Worker.objects.filter(pk=late.pk).exists()
@@ -149,8 +146,7 @@ def test_a_worker_that_was_suspended_between_its_beat_and_its_look_reaps_nobody(
 
 @pytest.mark.parametrize("failing", ["config.kernel.clock.now", "runs.models.Worker.save"])
 def test_a_worker_that_starts_in_an_outage_gives_late_workers_the_time_of_a_lease(late, failing, suspend, settings):
-    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
-    heartbeat = Heartbeat(Process(), [], offer=nothing, cancel=nothing, drop_all=nothing)
+    heartbeat = Engine().heartbeat
     with mock.patch(failing, side_effect=OperationalError("connection refused")), pytest.raises(OperationalError):
         heartbeat.register()
     heartbeat.register()
@@ -186,7 +182,7 @@ def test_a_sweep_that_was_suspended_gives_late_workers_that_time_again(late, set
 
 def test_a_lease_shorter_than_the_look_for_cancels_is_renewed(engines, settings, monkeypatch):
     settings.RUN_LEASE_SECONDS = 5
-    monkeypatch.setattr("runs.engine.heartbeat.RUN_CANCEL_POLL_SECONDS", 600)
+    monkeypatch.setattr("runs.engine.engine.RUN_CANCEL_POLL_SECONDS", 600)
     engines()
     first = Worker.objects.get().expires_at
     until(lambda: Worker.objects.get().expires_at > first)

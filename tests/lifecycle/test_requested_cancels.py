@@ -33,7 +33,7 @@ def nothing_is_held(laws: None) -> Any:
 )
 def test_a_cancel_just_before_a_transition_is_not_lost(bench, monkeypatch, settings, transition, script):
     # The heartbeat does not see it first.
-    bench.engine.heartbeat.cancel = lambda run_ids: None
+    bench.engine.request_cancel = lambda run_ids: None
     move = getattr(lifecycle, transition)
 
     def late(run: Run, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def test_the_stream_has_the_text_of_a_turn_that_a_cancel_overtakes(bench, monkey
     def late(run: Run, *args: Any, **kwargs: Any) -> Any:
         lifecycle.request_cancel(run.pk)
         # The heartbeat sees it while the transition is under way.
-        bench.engine._request_cancel([run.pk])
+        bench.engine.request_cancel([run.pk])
         until(lambda: bench.engine.sessions[run.pk].interruption)
         return move(run, *args, **kwargs)
 
@@ -79,7 +79,7 @@ def test_an_end_while_a_turn_is_committed_settles_it_once(bench, monkeypatch, se
         moved = record(run, *args, **kwargs)
         session = bench.engine.sessions[run.pk]
         if end == "cancel":
-            bench.engine._request_cancel([run.pk])
+            bench.engine.request_cancel([run.pk])
             until(lambda: session.interruption)
         else:
             until(lambda: session.remaining_seconds() < -0.1)
