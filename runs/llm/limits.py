@@ -31,7 +31,7 @@ def share_out(
     """
     processes = {name: report for name, report in document.get("processes", {}).items() if report["until"] > now}
     processes.pop(process, None)
-    left, wanted, granted = Counter(waiting), Counter(waiting), Counter[str]()
+    wanted, granted = Counter(waiting), Counter[str]()
     for report in processes.values():
         if report["waits_until"] > now:
             wanted.update(report["waiting"])
@@ -48,8 +48,7 @@ def share_out(
         user = turns.popleft()
         free -= 1
         wanted[user] -= 1
-        if left[user]:
-            left[user] -= 1
+        if granted[user] < waiting.get(user, 0):
             granted[user] += 1
             line[user] = line.pop(user)  # the user goes to the end of the line
         if wanted[user]:
@@ -61,7 +60,7 @@ def share_out(
     processes[process] = {
         "working": working + granted.total(),
         "until": now + MODEL_PLACES_LEASE_SECONDS,
-        "waiting": +left,
+        "waiting": Counter(waiting) - granted,
         "waits_until": now + VALID_POLLS * MODEL_PLACES_POLL_SECONDS,
     }
     return {"processes": processes, "line": list(line), "buckets": buckets}, dict(granted)
