@@ -55,7 +55,7 @@ class AddressRefused(Exception):
 
 
 class RequestFailed(Exception):
-    """No answer was received. The message is for people and contains neither the address nor a header."""
+    """No usable answer was received. The message is for people and contains neither the address nor a header."""
 
 
 class RequestTimedOut(RequestFailed):

@@ -19,14 +19,14 @@ from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, T
 from pydantic import ValidationError
 
 from config.kernel.jsontext import dumps
-from config.outbound.addresses import same_server
+from config.outbound.addresses import RequestFailed, same_server
 from config.outbound.client import Answer
 from runs.errors import CallError
 from runs.tools import base
 from runs.tools.base import Outcome, Parked, ToolContext, ToolDefinition, ToolFailure, ToolResult, tool_error
 from runs.tools.files import image_of
 from runs.tools.http import USER_AGENT, is_too_long, send
-from runs.tools.mcp.transport import TooLarge, require_readable
+from runs.tools.mcp.transport import require_readable
 from runs.tools.questions import Dialogue, is_storable
 
 logger = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ async def _request(
 def _read(definition: ToolDefinition, answer: Answer) -> dict[str, Any]:
     try:
         require_readable(answer.body, is_too_long(answer))
-    except TooLarge as error:
+    except RequestFailed as error:
         raise tool_error(f"{definition.name}: {error}") from None
     kind = answer.headers.get("Content-Type", "").lower()
     for text in _events(answer.body) if kind.startswith("text/event-stream") else [answer.body]:

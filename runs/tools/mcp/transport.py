@@ -21,10 +21,6 @@ CONTENT_TYPE_MAX_CHARS = 1000  # the parser of the SDK's library is slow for lon
 OF_THE_CONNECTION = {"connection", "content-length", "host", "transfer-encoding"}
 
 
-class TooLarge(Exception):
-    pass
-
-
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """``call``: what calls of tools send, with all digits of numbers, which the SDK would round. ``problem``: the first
     failure; ``status_code``: that of the latest answer. The SDK replaces most exceptions.
@@ -51,9 +47,9 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                 )
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 # The size limit counts the bytes on the connection, so compression is not allowed.
-                raise TooLarge("The answer is compressed.")
+                raise RequestFailed("The answer is compressed.")
             if sum(map(len, answer.headers.getall("Content-Type", ()))) > CONTENT_TYPE_MAX_CHARS:
-                raise TooLarge("The content type of the answer is too long.")
+                raise RequestFailed("The content type of the answer is too long.")
         except BaseException as error:
             exchange.close()
             raise self.failed(request, error) from None
@@ -73,7 +69,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return dumps(message)
 
     def failed(self, request: httpx2.Request, error: BaseException) -> BaseException:
-        if not isinstance(error, (AddressRefused, RequestFailed, TimeoutError, TooLarge, ValueError)):
+        if not isinstance(error, (AddressRefused, RequestFailed, TimeoutError, ValueError)):
             return error
         if self.problem is None and request.method == "POST":
             self.problem = str(error)
@@ -105,14 +101,14 @@ class Body(httpx2.AsyncByteStream):
 
 
 def require_readable(body: bytes, is_too_long: bool = False) -> None:
-    """Raises TooLarge."""
+    """Raises RequestFailed for an answer over the limits."""
     if is_too_long:
-        raise TooLarge(f"The answer has more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
+        raise RequestFailed(f"The answer has more than {settings.TOOL_ANSWER_MAX_BYTES} bytes.")
     # This limits event streams, whose lines the SDK reads one by one.
     if max(body.count(b"\n"), body.count(b"\r")) > LINES_MAX:
-        raise TooLarge(f"The answer has more than {LINES_MAX} lines.")
+        raise RequestFailed(f"The answer has more than {LINES_MAX} lines.")
     if count_values(body) > VALUES_MAX:
-        raise TooLarge(f"The answer has more than {VALUES_MAX} values.")
+        raise RequestFailed(f"The answer has more than {VALUES_MAX} values.")
 
 
 def count_values(body: bytes) -> int:
