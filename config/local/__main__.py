@@ -7,7 +7,6 @@ embedded broker, which must end after the processes that use it.
 
 import contextlib
 import fcntl
-import io
 import json
 import multiprocessing
 import os
@@ -214,8 +213,7 @@ def prepare() -> None:
     from config.api.authentication import DEMO_USER
 
     try:
-        call_command("check", stdout=io.StringIO())
-        call_command("migrate", interactive=False, verbosity=0)
+        call_command("migrate", interactive=False, verbosity=0, skip_checks=False)
         if settings.CATALOGUE_FILE:
             # The standard output is the greeting.
             call_command("catalogue", "apply", stdout=sys.stderr)
