@@ -52,8 +52,6 @@ class Frames:
     after: Position = BEGINNING
     continues: bool = field(default=False, kw_only=True)
     then: Frames | None = field(default=None, kw_only=True)
-    # The sum of the last indexes of the runs that the same stream showed before this one.
-    earlier = 0
     # The last event that was rendered, and the number of its frames.
     index = count = 0
 
@@ -93,17 +91,14 @@ class Frames:
         first = self.count + 1 if index == self.index else 1
         self.index, self.count = index, first + len(parts) - 1
         news = ((at, part) for at, part in enumerate(parts, first) if (index, at) > self.after)
-        return b"".join(frame(part, f"{self.earlier + index}.{at}") for at, part in news)
+        return b"".join(frame(part, f"{index}.{at}") for at, part in news)
 
     def stop(self) -> bytes:
         return self.frames(self.index, self.rendering.stop_for_client())
 
     def following(self) -> Frames | None:
         """The frames that follow in the same stream, or None."""
-        if self.then is None or not self.rendering.has_ended:
-            return None
-        self.then.earlier = self.earlier + self.index
-        return self.then
+        return self.then if self.rendering.has_ended else None
 
     def existing(self) -> Iterator[bytes]:
         """The frames of all events that exist now, and of the runs that follow."""
