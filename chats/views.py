@@ -21,7 +21,6 @@ from chats import attachments, files, serializers, services
 from chats.models import Attachment, AttachmentStatus
 from chats.serializers import AttachmentInput, ChatChanges, ChatInput, ChatSerializer
 from config.api import ratelimit
-from config.api.errors import answers_errors
 from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
 from config.kernel.errors import DomainError, MethodNotAllowed, NotFound, PayloadTooLarge, ValidationFailed
@@ -219,7 +218,6 @@ class RangeNotSatisfiable(DomainError):
 
 
 @csrf_exempt
-@answers_errors("an upload failed")
 def receive_upload(request: HttpRequest, token: str) -> HttpResponse:
     """204 after the file is stored. A client may repeat the upload until the attachment is complete."""
     if request.method != "PUT":

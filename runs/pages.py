@@ -14,7 +14,6 @@ from django.views.decorators.http import require_safe
 
 from chats.files import storage_errors
 from config.api import ratelimit
-from config.api.errors import answers_errors
 from config.api.views import PAGE_POLICY
 from config.kernel import clock
 from config.kernel.encryption import LOST
@@ -37,7 +36,6 @@ FILE_HEADERS = {
 
 
 @csrf_exempt
-@answers_errors("a callback failed")
 def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     """The answer 200 says, after the commit, whether the callback was accepted."""
     # Django logs the path of a failed request, and this one is a credential.
@@ -69,7 +67,6 @@ def receive_callback(request: HttpRequest, token: str) -> HttpResponse:
     return HttpResponse(dumps(became), content_type="application/json")
 
 
-@answers_errors("a download failed")
 def serve_file(request: HttpRequest, invocation_id: str, token: str, file_name: str) -> HttpResponseBase:
     """The file, always as a download. 404 once the chat is deleted or its user is inactive."""
     if request.method not in ("GET", "HEAD"):

@@ -5,8 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.http import Http404, HttpRequest, HttpResponse
-from django.utils.decorators import decorator_from_middleware_with_args
+from django.http import Http404, HttpResponse
 from rest_framework import exceptions
 
 from config.database.retry import CONNECTION_ERRORS
@@ -101,17 +100,3 @@ def answer_to(error: Exception, failure: str, *about: str) -> HttpResponse:
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
     """DRF's EXCEPTION_HANDLER. The answer is JSON, also if the client has asked for another type."""
     return answer_to(error, "%s failed", type(context.get("view")).__name__)
-
-
-class ErrorMiddleware:
-    """Answers the exceptions of a view that is not DRF's. ``failure`` is the log's text of those that are our fault."""
-
-    def __init__(self, get_response: object, failure: str) -> None:
-        self.failure = failure
-
-    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse:
-        return answer_to(error, self.failure)
-
-
-# A decorator of views: ``@answers_errors("an upload failed")``.
-answers_errors = decorator_from_middleware_with_args(ErrorMiddleware)

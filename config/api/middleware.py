@@ -13,7 +13,7 @@ from django.contrib.sessions import middleware as sessions
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from config.api import metrics_page, probes, ratelimit
-from config.api.errors import error_response, is_api_path, plain_response
+from config.api.errors import answer_to, error_response, is_api_path, plain_response
 from config.api.viewsets import is_plausible_id
 from config.limits.window import Bucket, charge
 from config.telemetry import logs, tracing
@@ -22,6 +22,9 @@ from config.telemetry.metrics import Counter, Histogram
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # The prefixes of signed addresses: their senders have no other credential.
 UPLOADS, FILES = "/uploads/", "/files/"
+# The views that are not DRF's and whose errors have the envelope, by the beginning of their path, and the log's text of
+# those that are our fault.
+FAILURES = {UPLOADS: "an upload failed", FILES: "a download failed", "/api/callbacks/": "a callback failed"}
 # Far more than the two cookies of the admin need.
 COOKIES_MAX_CHARS = 8 * 1024
 
@@ -141,7 +144,7 @@ class PageLimitMiddleware(Middleware):
 
 class ApiErrorMiddleware(Middleware):
     """Under /api, replaces error pages of libraries by the envelope, and charges requests that no view has charged.
-    Sets the headers of the rate limit there and in the answers to uploads.
+    Sets the headers of the rate limit there and in the answers to uploads. Answers the exceptions of FAILURES.
     """
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
@@ -166,3 +169,7 @@ class ApiErrorMiddleware(Middleware):
                 if name != "Retry-After" or response.status_code == 429:
                     response[name] = value
         return response
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        failure = next((text for path, text in FAILURES.items() if request.path_info.startswith(path)), None)
+        return answer_to(error, failure) if failure else None

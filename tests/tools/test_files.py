@@ -11,6 +11,7 @@ from django.test import Client, override_settings
 
 from chats import services
 from config.api.ratelimit import Verdict
+from config.kernel.errors import NotFound
 from runs.models import ToolInvocation
 from runs.pages import serve_file
 from runs.tools import files
@@ -163,13 +164,12 @@ def test_valid_file_names_are_accepted(call, client, name):
 
 
 @pytest.mark.parametrize("name", [*BAD_NAMES, "missing.txt", "a" * 10_000])
-def test_path_outside_the_folder_is_not_found(client, storage, rf, name):
+def test_path_outside_the_folder_is_not_found(storage, rf, name):
     token = "0" * 64
     (storage / "tools" / "inv_1" / token).mkdir(parents=True)
     (storage / "a.txt").write_text("outside")
-    response = serve_file(rf.get("/"), "inv_1", token, name)
-    assert response.status_code == 404
-    assert b'"NOT_FOUND"' in response.content
+    with pytest.raises(NotFound):
+        serve_file(rf.get("/"), "inv_1", token, name)
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,14 @@ def test_path_outside_the_folder_is_not_found(client, storage, rf, name):
 def test_unknown_tokens_are_not_found(rf, storage, token):
     (storage / "tools" / "inv_1").mkdir(parents=True)
     (storage / "tools" / "inv_1" / "a.txt").write_text("x")
-    assert serve_file(rf.get("/"), "inv_1", token, "a.txt").status_code == 404
+    with pytest.raises(NotFound):
+        serve_file(rf.get("/"), "inv_1", token, "a.txt")
 
 
 def test_a_folder_is_not_a_file(rf, storage):
     (storage / "tools" / "inv_1" / ("0" * 64) / "a").mkdir(parents=True)
-    assert serve_file(rf.get("/"), "inv_1", "0" * 64, "a").status_code == 404
+    with pytest.raises(NotFound):
+        serve_file(rf.get("/"), "inv_1", "0" * 64, "a")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +194,16 @@ def test_a_folder_is_not_a_file(rf, storage):
 def test_unknown_calls_are_not_found(rf, call, invocation_id):
     token, name = call("create_file", {"fileName": "a.txt", "content": "x"}).urls[0].split("/")[-2:]
     assert serve_file(rf.get("/"), "inv_1", token, name).status_code == 200
-    assert serve_file(rf.get("/"), invocation_id, token, name).status_code == 404
+    with pytest.raises(NotFound):
+        serve_file(rf.get("/"), invocation_id, token, name)
 
 
 def test_another_calls_id_does_not_open_a_file(rf, call, client):
     """A user with a call cannot read a file of a deleted chat by its token."""
     token, name = call("create_file", {"fileName": "a.txt", "content": "x"}).urls[0].split("/")[-2:]
     factories.ToolInvocationFactory(id="inv_2")
-    assert serve_file(rf.get("/"), "inv_2", token, name).status_code == 404
+    with pytest.raises(NotFound):
+        serve_file(rf.get("/"), "inv_2", token, name)
 
 
 def test_a_deleted_chat_ends_access_at_once(call, client, invocation):
