@@ -112,17 +112,16 @@ def made_once(user: Any, surface: str, key: str, fingerprint: str, make: Callabl
 
 def claim(user_id: int, surface: str, key: str, fingerprint: str) -> IdempotencyRecord:
     """A row that this request has claimed (no ``response_status``), or one to replay. Raises KeyReused, KeyInUse."""
-    records = IdempotencyRecord.objects.filter(user_id=user_id, surface=surface, key=key)
+    records = IdempotencyRecord.objects
     for _ in range(CLAIM_ROUNDS):
         now = clock.now()
         mine = {"fingerprint": fingerprint, "claim": secrets.token_hex(16), "claimed_at": now}
-        record = records.first()
-        if record is None:
-            try:
-                with transaction.atomic():
-                    return IdempotencyRecord.objects.create(user_id=user_id, surface=surface, key=key, **mine)
-            except IntegrityError:  # another request was faster
-                continue
+        try:
+            record, is_new = records.get_or_create(user_id=user_id, surface=surface, key=key, defaults=mine)
+        except IntegrityError:  # another request was faster, and its record is removed already
+            continue
+        if is_new:
+            return record
         finished = record.response_status is not None
         lifetime = timedelta(hours=IDEMPOTENCY_HOURS) if finished else timedelta(seconds=IDEMPOTENCY_LOCK_SECONDS)
         if now - record.claimed_at > lifetime:
