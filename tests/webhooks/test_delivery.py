@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from tests import factories
@@ -365,3 +366,10 @@ def test_prune_deletes_deliveries_past_their_retention(user, endpoint, receiver,
     assert Attempt.objects.count() == 1
     assert not type(gone).objects.filter(pk=gone.pk).exists()
     assert type(gone).objects.count() == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_database_refuses_an_unknown_status(endpoint, finished):
+    times = {} if finished else {"finished_at": None, "next_attempt_at": timezone.now()}
+    with pytest.raises(IntegrityError, match="delivery_due_until_finished"), transaction.atomic():
+        factories.DeliveryFactory(endpoint=endpoint, status="LOST", **times)
