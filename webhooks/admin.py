@@ -115,7 +115,6 @@ class EndpointAdmin(base.ReadOnly, WithActions):
 class AttemptInline(base.ReadOnly, TabularInline):
     model = Attempt
     fields = ("number", "started_at", "duration_ms", "status_code", "error", "answer")
-    ordering = ("number",)
 
 
 @admin.register(Delivery)

@@ -168,7 +168,7 @@ class Attempt(models.Model):
     answer = models.TextField(default="")
 
     class Meta:
-        ordering = ["delivery", "number"]
+        ordering = ["number"]
         constraints = [models.UniqueConstraint(fields=["delivery", "number"], name="attempt_once_per_number")]
 
     def __str__(self) -> str:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import Prefetch
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -12,7 +11,7 @@ from config.api.serializers import NoInput
 from config.api.viewsets import ServiceViewSet
 from config.limits.window import Bucket
 from webhooks import services
-from webhooks.models import Attempt, Delivery
+from webhooks.models import Delivery
 from webhooks.serializers import DeliverySerializer, EndpointChanges, EndpointInput, EndpointSerializer
 
 TESTS_PER_MINUTE = 10
@@ -64,7 +63,6 @@ class DeliveryViewSet(ServiceViewSet):
 
     def queryset_for(self, user: Any) -> Any:
         """The user's deliveries, also those to deleted endpoints."""
-        attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
-        found = Delivery.objects.filter(user=user).defer("body").prefetch_related(attempts)
+        found = Delivery.objects.filter(user=user).defer("body").prefetch_related("attempts")
         status = self.request.query_params.get("status")
         return found.filter(status=status) if status else found

@@ -65,7 +65,7 @@ def build(run: Run) -> dict[str, Any]:
     waitpoints = models.Waitpoint.objects.filter(run=run).defer("request_payload", "resolved_payload")
     rows = LedgerEntry.objects.filter(run_id=run.pk).select_related("account__user", "against", "staff")
     sent = Delivery.objects.filter(run_id=run.pk)
-    answered = Prefetch("attempts", Attempt.objects.defer("answer").order_by("number"))
+    answered = Prefetch("attempts", Attempt.objects.defer("answer"))
     changes = models.RunEvent.objects.filter(run=run, type=StreamType.RUN_STATUS)
     attempts = models.ModelAttempt.objects.filter(run=run).defer("detail")
     turns = capped("turns", models.Turn.objects.filter(run=run).defer("text", "tool_calls"), "index")

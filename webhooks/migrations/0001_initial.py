@@ -79,7 +79,7 @@ class Migration(migrations.Migration):
                 ('delivery', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='webhooks.delivery')),
             ],
             options={
-                'ordering': ['delivery', 'number'],
+                'ordering': ['number'],
                 'constraints': [models.UniqueConstraint(fields=('delivery', 'number'), name='attempt_once_per_number')],
             },
         ),
