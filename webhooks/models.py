@@ -101,8 +101,9 @@ class Delivery(ProtectedModel):
     # installation endpoint, whose deliveries no user sees.
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     event_type = models.CharField(max_length=40)
-    run_id = RefField()
-    chat_id = RefField()
+    # Null if no run caused the event.
+    run_id = RefField(null=True)
+    chat_id = RefField(null=True)
     # The id of the request that caused the run, for the log; empty if unknown.
     request_id = models.CharField(max_length=128, default="", db_default="")
     # The exact bytes of every attempt, fixed when the event is recorded.

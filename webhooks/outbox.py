@@ -52,7 +52,7 @@ def add(writes: Writes, user_id: int, event: AnyEvent, own: dict[str, Any], run:
     body = {"id": event_id, "type": event, **of_run, "occurredAt": clock.iso(now), **own}
     moment = connection.ops.adapt_datetimefield_value(now)
     unclosed = dumps(body).decode().removesuffix("}")
-    ids = [run.id, run.chat_id, run.request_id] if run else ["", "", ""]
+    ids = [run.id, run.chat_id, run.request_id] if run else [None, None, ""]
     values: list[Any] = [new_id("dlv"), new_id("dlv"), event_id, event, *ids, unclosed, user_id]
     # Users' endpoints get only the events of runs.
     values += [moment, moment, user_id if run else None, bool(run) and not event.extended]

@@ -78,17 +78,12 @@ class AttemptSerializer(CamelSerializer):
     error = NullableText("Why there was no answer, or null.")
 
 
-class EmptyAsNull(serializers.CharField):
-    def to_representation(self, value: str) -> str | None:  # type: ignore[override]
-        return value or None
-
-
 class DeliverySerializer(CamelSerializer):
     id = serializers.CharField()
     event_id = serializers.CharField(help_text="The id of the event, the same in all its deliveries.")
     event_type = serializers.CharField(help_text="The name of the event.")
-    run_id = EmptyAsNull(allow_null=True, help_text="The run that caused the event. Null for `webhook.test`.")
-    chat_id = EmptyAsNull(allow_null=True, help_text="The chat of the run. Null for `webhook.test`.")
+    run_id = NullableText("The run that caused the event. Null for `webhook.test`.")
+    chat_id = NullableText("The chat of the run. Null for `webhook.test`.")
     status = serializers.ChoiceField(
         choices=Delivery.Status.choices,
         help_text="`PENDING` until an attempt succeeds (`DELIVERED`) or the last one fails (`DEAD`).",
