@@ -208,8 +208,6 @@ class AgentModelAdmin(TestedAdmin):
     )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if obj.is_default:
-            rules.replace_default(obj)
         super().save_model(request, obj, form, change)
         if problem := problem_of(obj.provider):
             messages.warning(request, f"{obj.name} cannot be used yet, because of its provider: {problem}")

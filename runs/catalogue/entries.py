@@ -214,11 +214,6 @@ class ModelEntry(Entry):
             if name in defaults[1:]:
                 wrong((*path, "isDefault"), f"Only one model can be the default; models.{defaults[0]} is.")
 
-    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
-        if row.is_default and "is_default" in changed:  # ``row`` was read before another default was stored
-            rules.replace_default(row)
-        return super().store(row, values, is_new, changed)
-
     def written(self, row: Any, rows: dict[str, Any], variables: list[str]) -> dict[str, Any]:
         row.fallbacks = [name for name in row.fallbacks if name in rows]  # a fallback may have been deleted
         return super().written(row, rows, variables)

@@ -65,11 +65,6 @@ def lock() -> None:
             cursor.execute(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
 
 
-def replace_default(model: AgentModel) -> None:
-    """Call it before ``model`` is stored as the default: a constraint refuses two defaults."""
-    AgentModel.objects.filter(is_default=True).exclude(pk=model.pk).update(is_default=False)
-
-
 def with_variables(text: str) -> str:
     """``text`` with each ``${NAME}`` replaced from the environment; ``$${`` stands for ``${``. Raises ValueError."""
     return VARIABLE.sub(_variable, text)

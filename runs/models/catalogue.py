@@ -97,8 +97,16 @@ class AgentModel(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    def save(self, **options: Any) -> None:
+        """A new default replaces the present one. Call it in a transaction."""
+        columns = options.get("update_fields")
+        # If the column is not saved, the value may be old: another default may have been stored since it was read.
+        if self.is_default and (columns is None or "is_default" in columns):
+            AgentModel.objects.filter(is_default=True).exclude(pk=self.pk).update(is_default=False)
+        super().save(**options)
+
     def validate_constraints(self, exclude: Any = None) -> None:
-        # The admin saves a new default instead of the present one; Django's check of the constraint would refuse it.
+        # Django's check of the constraint would refuse a new default.
         super().validate_constraints(exclude={*(exclude or ()), "is_default"})
 
 
