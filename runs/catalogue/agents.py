@@ -51,7 +51,8 @@ def save(
     return agent, changed + others
 
 
-def differs(current: AgentVersion, column: str, value: Any) -> bool:
+def differs(current: Any, column: str, value: Any) -> bool:
+    """Whether the column of a version, or of what has its columns, has another value."""
     before = getattr(current, column)
     if column == "tools" and before is not None and value is not None:
         return sorted(before) != sorted(value)  # the order of tools has no meaning

@@ -35,6 +35,8 @@ from webhooks.models import Endpoint
 
 # Base64; hexadecimal digits are a special case of it.
 ENDPOINT_SECRET = re.compile(r"\A(?:[A-Za-z0-9+/]{4}){7,31}[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)\Z")
+# JSON columns in which the order of keys matters, and in which 1 differs from true.
+EXACT = {"parameters", "input_schema", "output_schema"}
 # An entry of the file: its path in the file, and the columns that it sets.
 Given: TypeAlias = tuple[Path, dict[str, Any]]
 
@@ -132,10 +134,13 @@ class Entry(CamelSerializer, serializers.ModelSerializer):
     def complete(self, entries: dict[str, Given], rows: dict[str, Any], wrong: Callable[..., None]) -> None:
         """Report mistakes that a single entry does not show to ``wrong``. Replace names of other rows by the rows."""
 
-    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
-        """Store a row whose columns ``changed``. Returns whether anything is different now. Raises ValidationError."""
+    def differs(self, row: Any, column: str, value: Any) -> bool:
+        before = getattr(row, column)
+        return not same_json(before, value) if column in EXACT else bool(before != value)
+
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> None:
+        """Store a row whose columns ``changed``. Raises ValidationError."""
         row.save(force_insert=is_new, update_fields=None if is_new else changed)
-        return True
 
     def disable(self, name: str) -> None:
         self.queryset.filter(name=name).update(enabled=False)
@@ -288,10 +293,12 @@ class AgentEntry(Entry):
         shown = {column: getattr(agent, column) for column in ("name", "display_name", "description", "enabled")}
         return SimpleNamespace(**shown, **content)
 
-    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
+    def differs(self, row: Any, column: str, value: Any) -> bool:
+        return agents.differs(row, column, value)
+
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> None:
         try:
-            # Not every difference is a change: the order of an agent's tools, for example, is none.
-            return bool(agents.save(**values)[1])
+            agents.save(**values)
         except serializers.ValidationError as error:
             problems: Any = error.detail
             raise serializers.ValidationError({camel(column): problems[column] for column in problems}) from None
@@ -338,12 +345,11 @@ class EndpointEntry(Entry):
         endpoint = services.endpoints_of(services.INSTALLATION).first()
         return {} if endpoint is None else {"": endpoint}
 
-    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> bool:
+    def store(self, row: Any, values: dict[str, Any], is_new: bool, changed: Collection[str]) -> None:
         if {"url", "secret"} & set(changed):
             secret = values["secret"] if "secret" in changed else None
             services.register(services.INSTALLATION, row.url, rotate=secret is not None, extended=True, secret=secret)
         services.change(services.INSTALLATION, enabled=row.enabled)
-        return True
 
     def disable(self, name: str) -> None:
         services.change(services.INSTALLATION, enabled=False)

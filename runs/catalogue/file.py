@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import unified_diff
-from operator import eq, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from django.conf import settings
@@ -13,7 +13,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.settings import api_settings
 
 from config.api.serializers import unknown_fields
-from config.kernel.jsontext import API_MAX_JSON_DEPTH, same_json, to_text
+from config.kernel.jsontext import API_MAX_JSON_DEPTH, to_text
 from config.outbound.addresses import same_server
 from runs import catalogue
 from runs.catalogue import rules, yaml
@@ -29,8 +29,6 @@ LOG_MAX_CHARS = 4000
 SHOWN_MAX_CHARS = 300
 LEVELS = 3  # the levels of the file above a value of a row
 MISTAKES_MAX = 50
-# JSON columns in which the order of keys matters, and in which 1 differs from true.
-EXACT = {"parameters", "input_schema", "output_schema"}
 
 
 class Work:
@@ -115,7 +113,8 @@ class Work:
             row = entry.blank("", "") if is_new else rows[name]
             changed, lines = _change(entry, row, values, is_new)
             try:
-                if (changed or is_new) and entry.store(row, values, is_new, changed):
+                if changed or is_new:
+                    entry.store(row, values, is_new, changed)
                     self.note(key, name, "added" if is_new else "changed", lines)
             except ValidationError as error:
                 self.wrong(path, error.detail)
@@ -174,11 +173,7 @@ def _change(entry: Entry, row: Any, values: dict[str, Any], is_new: bool) -> tup
         # The stored secrets belong to the stored address: a new server does not get them.
         values |= dict.fromkeys(entry.secrets) | values
     before = entry.to_representation(row)
-    changed = [
-        column
-        for column, value in values.items()
-        if column != "name" and not (same_json if column in EXACT else eq)(getattr(row, column), value)
-    ]
+    changed = [column for column, value in values.items() if column != "name" and entry.differs(row, column, value)]
     for column, value in values.items():
         setattr(row, column, value)
     after, lines = entry.to_representation(row), list[str]()

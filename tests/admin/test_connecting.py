@@ -94,6 +94,17 @@ def test_a_row_of_the_catalogue_file_says_so_with_what_differs(boss, settings, t
     assert boss.get(page).status_code == 200
 
 
+def test_another_order_of_an_agents_tools_in_the_file_is_no_difference(boss, settings, tmp_path):
+    file = tmp_path / "catalogue.yaml"
+    settings.CATALOGUE_FILE = str(file)
+    for tools in ("calculate, ask_user", "ask_user, calculate"):
+        file.write_text(f"agents:\n  - {{name: support, tools: [{tools}]}}\n")
+        call_command("catalogue", "apply", stdout=io.StringIO())
+    page = boss.get(reverse("admin:runs_agent_change", args=[Agent.objects.get(name="support").pk])).content.decode()
+    assert f"{file}, line 2, lists support" in page
+    assert "It will set" not in page
+
+
 def test_a_row_of_the_file_says_so_without_the_variables_of_its_secrets(boss, settings, tmp_path, monkeypatch):
     file = tmp_path / "catalogue.yaml"
     file.write_text(
