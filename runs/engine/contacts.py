@@ -1,14 +1,13 @@
 """Requests to the servers of parked calls' tools: they ask for the outcome, or say that it is no longer wanted."""
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from urllib.parse import urlsplit
 
 from config.kernel.errors import NotFound
 from runs import catalogue, lifecycle
-from runs.engine.process import Process
+from runs.engine.process import Process, wait_within
 from runs.models import ToolInvocation
 from runs.tools.base import Parked, ToolDefinition, ToolFailure, ToolResult, clean_result
 from runs.tools.dispatch import type_of
@@ -36,9 +35,7 @@ class Contacts:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):  # ``wait_for`` of Python 3.11 can lose a cancel
-                    await self.woken.wait()
+            await wait_within(LOOK_SECONDS, self.woken)
             self.woken.clear()
             try:
                 while await self._look():

@@ -50,6 +50,13 @@ PAUSE_SECONDS = 1.0
 Age = tuple[datetime, str]  # the run's time of creation and its id
 
 
+async def wait_within(seconds: float, event: asyncio.Event) -> None:
+    """Wait for the event, at most this time. ``asyncio.wait_for`` of Python 3.11 can lose a cancel."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
 class CreditLine:
     """The steps of a process that wait for credits which other steps of the same user hold. Of each user, only the step
     of the oldest run looks for them; ``lifecycle.wait_for_credits`` keeps the order between processes.
@@ -71,9 +78,7 @@ class CreditLine:
                 place[1].clear()
                 if line[0] is place and not await waits():
                     return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await place[1].wait()
+                await wait_within(pause, place[1])
                 pause = min(2 * pause, LOOK_SECONDS_MAX)
         finally:
             line.remove(place)
@@ -164,9 +169,7 @@ class ModelPlaces:
             waits = any(provider.waiting for provider in self.providers.values())
             lease = limits.MODEL_PLACES_LEASE_SECONDS / RENEWALS_PER_LEASE
             pause = min(limits.MODEL_PLACES_POLL_SECONDS, lease) if waits else lease
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):  # noqa: S311
-                    await self._changed.wait()
+            await wait_within(pause * random.uniform(0.5, 1.0), self._changed)  # noqa: S311
             self._changed.clear()
             if not await self.ask():
                 await asyncio.sleep(PAUSE_SECONDS)
