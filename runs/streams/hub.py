@@ -168,9 +168,7 @@ class Hub:
         ]
 
     def join(self, opening: Opening) -> Stream:
-        channel = self.channels.get(opening.run_id)
-        if channel is None:
-            channel = self.channels[opening.run_id] = Channel(opening.run_id, opening.last, opening.final)
+        channel = self.channels.setdefault(opening.run_id, Channel(opening.run_id, opening.last, opening.final))
         stream = Stream(self, channel, opening)
         channel.streams.add(stream)
         self.count += 1
