@@ -57,7 +57,6 @@ class AdjustForm(MoneyForm):
 
 
 class GrantForm(MoneyForm):
-    user = forms.CharField(max_length=254, help_text="Name, e-mail address or id")
     days = forms.IntegerField(
         required=False,
         min_value=1,
@@ -67,10 +66,9 @@ class GrantForm(MoneyForm):
     )
     field_order = ("user", "amount", "days", "reason")
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if self.target is not None:
-            del self.fields["user"]
+
+class NamedGrantForm(GrantForm):
+    user = forms.CharField(max_length=254, help_text="Name, e-mail address or id")
 
     def clean_user(self) -> int:
         word = self.cleaned_data["user"]
@@ -142,7 +140,7 @@ class AccountAdmin(base.ReadOnly, WithActions):
     list_display = ("user", "balance_credits", "held_credits", "available_credits", "updated_at", ROWS)
     fields = ("user", "balance_credits", "held_credits", "available_credits", ROWS, "created_at", "updated_at")
     search_help_text = "A user's name, e-mail address or id"
-    staff_actions = (grant, replace(grant, name="grant_to", about="none"), adjust)
+    staff_actions = (grant, replace(grant, name="grant_to", about="none", form=NamedGrantForm), adjust)
 
 
 class HoldsFilter(admin.SimpleListFilter):
