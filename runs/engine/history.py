@@ -108,7 +108,7 @@ def is_counted(turn: Any) -> bool:
 
 
 # The columns that are read of calls and turns.
-CALL = ["run_id", "turn_index", "id", "name", "status", "shown", "chars", "result_urls", "error_code", "error_message"]
+CALL = ["run_id", "turn_index", "id", "status", "shown", "chars", "result_urls", "error_code", "error_message"]
 TURN = ["run_id", "index", "text", "tool_calls", "reasoning", "origin"]
 COUNTED = ["estimated", "input_tokens", "context_bytes", "request_digest"]
 

@@ -30,7 +30,6 @@ class Result:
     """The outcome of a call, of ``chars`` characters. ``content`` is empty if it was not loaded, for a note."""
 
     key: str
-    name: str
     content: str
     chars: int
     is_error: bool = False
@@ -45,7 +44,7 @@ class Result:
                 content = f"{self.content[:most]}\n[… the result has {self.chars} characters.]"
         if most == 0 and shown:
             content, shown = f"{content}\n[{len(shown)} images, which are no longer shown.]", ()
-        return ToolMessage(call_id, self.name, content, self.is_error, shown)
+        return ToolMessage(call_id, content, self.is_error, shown)
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,8 @@ def _result(call: Any) -> Result:
         content = as_told(text, call.result_urls)
     found = filter(None, (files.stored_image(call.id, url) for url in call.result_urls))
     images = tuple(AttachedFile(name, kind, 0, stored_name) for stored_name, name, kind in found)
-    return Result(call.id, call.name, content, chars, is_error, images)
+    return Result(call.id, content, chars, is_error, images)
 
 
 def _told(call: dict[str, Any]) -> Result:
-    return Result(call["key"], call["name"], call["told"], len(call["told"]), is_error=True)
+    return Result(call["key"], call["told"], len(call["told"]), is_error=True)

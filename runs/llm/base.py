@@ -80,7 +80,6 @@ class ToolMessage:
     """The outcome of a call; ``files`` are images."""
 
     tool_call_id: str
-    name: str
     content: str
     is_error: bool
     files: tuple[AttachedFile, ...] = ()

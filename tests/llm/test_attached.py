@@ -133,7 +133,7 @@ def test_files_are_read_on_a_thread_only_if_there_are_any(monkeypatch):
 
 def test_what_the_model_does_not_accept_becomes_a_note():
     image, pdf = file_of(PNG, "image/png"), file_of(b"%PDF-1", "application/pdf")
-    user, tool = UserMessage("Look", (image, pdf)), ToolMessage("c1", "t", "", False, (image,))
+    user, tool = UserMessage("Look", (image, pdf)), ToolMessage("c1", "", False, (image,))
 
     def shown(**dialect: bool) -> list[list[bool]]:
         return [[bool(file.data) for file in message.files] for message in read(user, tool, **dialect)]
@@ -151,7 +151,7 @@ def with_image(kind: str, **dialect: Any) -> dict[str, Any]:
     model = model_of(server, dialect=dialect)
     calls = AssistantMessage("", (ToolCall("c1", "t", "{}"), ToolCall("c2", "t", "{}")))
     image = replace(file_of(PNG, "image/png", "image-1.png"), size_bytes=0)
-    results = (ToolMessage("c1", "t", "[image-1.png]", False, (image,)), ToolMessage("c2", "t", "ok", False))
+    results = (ToolMessage("c1", "[image-1.png]", False, (image,)), ToolMessage("c2", "ok", False))
     return client_of(server).body(request_of(*read_files((calls, *results), model.dialect), model=model))
 
 

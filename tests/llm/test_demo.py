@@ -49,7 +49,7 @@ def play(script: str, *results: str) -> list[Heard]:
         turns.append(turn(*transcript))
         transcript.append(turns[-1].turn)
         for call in turns[-1].calls:
-            transcript.append(ToolMessage(call.id, call.name, left.pop(0), False))
+            transcript.append(ToolMessage(call.id, left.pop(0), False))
     assert not left
     return turns
 
@@ -125,7 +125,7 @@ def test_call_arguments_are_passed_on_unchanged(line: str, arguments: str):
 
 
 def test_only_messages_after_the_last_user_message_count():
-    earlier: list[Any] = ["/call a\n/say old", AssistantMessage("old", ()), ToolMessage("x", "a", "old result", False)]
+    earlier: list[Any] = ["/call a\n/say old", AssistantMessage("old", ()), ToolMessage("x", "old result", False)]
 
     assert [call.name for call in turn(*earlier, "/call b\n/say {result}").calls] == ["b"]
 
@@ -166,7 +166,7 @@ def test_fail_raises_its_text_after_the_earlier_text():
 
 def test_fail_after_a_call_fails_the_next_turn():
     assert [call.name for call in turn("/call a\n/fail late").calls] == ["a"]
-    assert failure("/call a\n/fail late", AssistantMessage("", ()), ToolMessage("1", "a", "r", False)).message == "late"
+    assert failure("/call a\n/fail late", AssistantMessage("", ()), ToolMessage("1", "r", False)).message == "late"
 
 
 def test_usage_line_sets_the_usage_of_its_turn():
@@ -178,7 +178,7 @@ def test_usage_line_sets_the_usage_of_its_turn():
 def test_usage_is_estimated_from_the_text_without_a_usage_line():
     assert turn("/say 12345678").usage == Usage(4, 2)
     assert turn("/call a", AssistantMessage("", ())).usage == Usage(2, 1)
-    assert turn("/call a", AssistantMessage("", ()), ToolMessage("1", "a", "r" * 401, False)).usage.input_tokens == 102
+    assert turn("/call a", AssistantMessage("", ()), ToolMessage("1", "r" * 401, False)).usage.input_tokens == 102
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_output_limit_is_checked_before_the_text_is_built(monkeypatch):
     transcript = [
         "/call a\n/say " + "{result}" * 10_000,
         AssistantMessage("", ()),
-        ToolMessage("1", "a", "r" * 10**5, False),
+        ToolMessage("1", "r" * 10**5, False),
     ]
     assert failure(*transcript).reason == "answer_too_long"
 

@@ -68,7 +68,7 @@ def test_conversation_continues_after_tool_results(turn):
         "call=calculate",
         "Hi",
         AssistantMessage("", (ToolCall("c1", "calculate", "{}"),)),
-        ToolMessage("c1", "calculate", "42", False),
+        ToolMessage("c1", "42", False),
         tools=(CALCULATE,),
     )
 

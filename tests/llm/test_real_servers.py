@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.services, pytest.mark.stack, pytest.mark.timeout(600)]
 
 NETWORK_KINDS = [name for name, kind in KINDS.items() if not kind.is_offline]
 CALL = ToolCall("call_1", "calculate", '{"expression": "2*3"}')
-WITH_RESULT = ("Compute 2*3.", AssistantMessage("", (CALL,)), ToolMessage("call_1", "calculate", "6", is_error=False))
+WITH_RESULT = ("Compute 2*3.", AssistantMessage("", (CALL,)), ToolMessage("call_1", "6", is_error=False))
 
 
 def ask(server: Server, model: str, *messages: Any, **fields: Any) -> Heard:
@@ -174,7 +174,7 @@ def test_litellm_calls_a_tool_and_gets_its_result(litellm: Server) -> None:
     (call,) = heard.calls
     assert (call.name, call.arguments.replace(" ", "")) == ("calculate", '{"expression":"6*7"}')
     assert heard.end.finish_reason == "tool_calls"
-    result = ToolMessage(call.id, "calculate", "the result is 42", is_error=False)
+    result = ToolMessage(call.id, "the result is 42", is_error=False)
     heard = ask(litellm, "tool", "Compute 6*7.", heard.turn, result, tools=(CALCULATE,), turn_index=2)
     assert (heard.text, heard.calls) == ("the result is 42", [])
 
@@ -183,7 +183,7 @@ def test_litellm_calls_a_tool_and_gets_its_result(litellm: Server) -> None:
 def test_encrypted_reasoning_goes_through_litellm_and_back(litellm: Server) -> None:
     heard = ask(litellm, "thinker", "Compute 6*7.", tools=(CALCULATE,))
     assert [kept["item"]["encrypted_content"] for kept in heard.end.reasoning] == [ENCRYPTED]
-    result = ToolMessage(heard.calls[0].id, "calculate", "the result is 42", is_error=False)
+    result = ToolMessage(heard.calls[0].id, "the result is 42", is_error=False)
     heard = ask(litellm, "thinker", "Compute 6*7.", heard.turn, result, tools=(CALCULATE,), turn_index=2)
     assert heard.text == "the result is 42"
 

@@ -21,7 +21,7 @@ def next_body(earlier: AssistantMessage, kind: str, base_url: str = "", **fields
     server = at("", kind, base_url=base_url)
     model = model_of(server, **{"dialect": {"reasoningBack": True}, **fields})
     origin = model.origin if earlier.origin == "same" else "other/model"
-    results = tuple(ToolMessage(call.id, call.name, "42", False) for call in earlier.tool_calls)
+    results = tuple(ToolMessage(call.id, "42", False) for call in earlier.tool_calls)
     request = request_of("Hi", replace(earlier, origin=origin), *results, model=model, tools=(CALCULATE,))
     return client_of(server).body(request)
 

@@ -90,7 +90,7 @@ def turns(draw: Any, kind: str, origin: str) -> list[Any]:
         failed = st.sampled_from(["APPROVAL_REFUSED: no", "OUTCOME_UNKNOWN: lost", "TOOL_ERROR: 🦊"])
         is_error = draw(st.booleans())
         files = () if is_error else tuple(draw(st.lists(images, max_size=2)))
-        messages.append(ToolMessage(call.id, call.name, draw(failed if is_error else texts), is_error, files))
+        messages.append(ToolMessage(call.id, draw(failed if is_error else texts), is_error, files))
     return messages
 
 

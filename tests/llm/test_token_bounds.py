@@ -63,7 +63,7 @@ def test_no_request_has_more_bytes_than_its_bound(kind: str, data: Any) -> None:
 def test_many_small_parts_are_bounded(kind: str, count: int) -> None:
     """What the formats add to each part must not add up."""
     calls = tuple(ToolCall(f"call_{number:035}", f"tool {number}", "") for number in range(count))
-    results = [ToolMessage(call.id, call.name, "", False) for call in calls]
+    results = [ToolMessage(call.id, "", False) for call in calls]
     files = tuple(AttachedFile(f"ä{number}", "text/plain", 0, "x", text="") for number in range(count))
     noted = tuple(AttachedFile("", "application/zip", 10**9, "x", note="the file no longer exists") for _ in files)
     tools = tuple(ToolSpec(f"t{number}", "", {}) for number in range(count))
@@ -78,7 +78,7 @@ def test_many_small_parts_are_bounded(kind: str, count: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_are_sent_with_more_digits_are_bounded(kind: str) -> None:
     call = ToolCall("1", "add", '{"numbers":[' + ",".join(["1E15"] * 1000) + "]}")
-    request = request_of(AssistantMessage("", (call,)), ToolMessage("1", "add", "", False), model=model_on(kind))
+    request = request_of(AssistantMessage("", (call,)), ToolMessage("1", "", False), model=model_on(kind))
     check(request, upper_bound(request))
 
 
@@ -92,8 +92,8 @@ def test_files_that_are_not_text_are_bounded(kind: str, holder: str, content_typ
     monkeypatch.setattr("runs.llm.measure.MODEL_IMAGE_TOKENS_MAX", 5000)
     file = AttachedFile("f", content_type, 3, "x", data="AAAA")
     noted = replace(file, data=None, note="the content of this type cannot be shown")
-    message = UserMessage("Hi", (file,)) if holder == "user" else ToolMessage("1", "draw", "drawn", False, (file,))
-    empty = UserMessage("Hi") if holder == "user" else ToolMessage("1", "draw", "drawn", False)
+    message = UserMessage("Hi", (file,)) if holder == "user" else ToolMessage("1", "drawn", False, (file,))
+    empty = UserMessage("Hi") if holder == "user" else ToolMessage("1", "drawn", False)
     model = model_on(kind, context_tokens=128_000)
     sizes = [upper_bound(request_of(holds, model=model)) for holds in (empty, message)]
     if content_type == "image/png":

@@ -14,10 +14,10 @@ TRANSCRIPT = (
     "First",
     "Second",
     AssistantMessage("Thinking.", (ToolCall("c1", "calculate", '{"a": "ü"}'), ToolCall("c2", "web", "{broken"))),
-    ToolMessage("c1", "calculate", "42", False),
-    ToolMessage("c2", "web", "INVALID_INPUT: no JSON", True),
+    ToolMessage("c1", "42", False),
+    ToolMessage("c2", "INVALID_INPUT: no JSON", True),
     AssistantMessage("", (ToolCall("c3", "calculate", ""),)),
-    ToolMessage("c3", "calculate", "", False),
+    ToolMessage("c3", "", False),
     AssistantMessage("", ()),
     "Third",
 )
@@ -131,7 +131,7 @@ def test_transcript_in_anthropic_format(sent):
 @pytest.mark.parametrize("provider", ["anthropic"], indirect=True)
 def test_an_anthropic_request_has_users_messages_first_and_last_and_all_used_tools(sent):
     earlier = AssistantMessage("Hello", (ToolCall("c1", "gone", "{}"),))
-    body = sent(earlier, ToolMessage("c1", "gone", "ok", False), "  ", AssistantMessage("Well"), " ")
+    body = sent(earlier, ToolMessage("c1", "ok", False), "  ", AssistantMessage("Well"), " ")
 
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user", "assistant", "user"]
     assert [tool["name"] for tool in body["tools"]] == ["gone"]
@@ -143,7 +143,7 @@ def test_at_most_four_cache_breakpoints_which_advance_with_the_transcript(sent):
     steps: list[Any] = ["Go"]
     for number in range(6):
         steps += [AssistantMessage("", (ToolCall(f"c{number}", "calculate", "{}"),))]
-        steps += [ToolMessage(f"c{number}", "calculate", "42", False)]
+        steps += [ToolMessage(f"c{number}", "42", False)]
     marked = re.findall(r"cache_control", json.dumps(body := sent(*steps, **BRIEF)))
     assert len(marked) == 4
     assert [at for at, m in enumerate(body["messages"]) if "cache_control" in m["content"][-1]] == [10, 12]
@@ -154,7 +154,7 @@ def test_at_most_four_cache_breakpoints_which_advance_with_the_transcript(sent):
     "arguments", ["[1]", "null", "NaN", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000, "1" * 5000]
 )
 def test_stored_arguments_of_any_shape_are_sent_as_an_object(sent, provider: str, arguments: str):
-    body = sent("Hi", AssistantMessage("", (ToolCall("c1", "t", arguments),)), ToolMessage("c1", "t", "no", True))
+    body = sent("Hi", AssistantMessage("", (ToolCall("c1", "t", arguments),)), ToolMessage("c1", "no", True))
 
     if provider == "openai_responses":
         value = json.loads(next(item for item in body["input"] if "arguments" in item)["arguments"])
@@ -195,7 +195,7 @@ def test_odd_names_are_accepted_on_the_wire_and_come_back(serve, provider: str):
 @pytest.mark.parametrize("call_id", ["functions.web:0", "x" * 200, "ä", "call_ok-1"])
 def test_ids_of_calls_are_accepted_on_the_wire_and_agree_with_their_results(sent, provider: str, call_id: str):
     calls = AssistantMessage("", (ToolCall(call_id, "t", "{}"), ToolCall("other", "t", "{}")))
-    text = json.dumps(sent("Hi", calls, ToolMessage(call_id, "t", "1", False), ToolMessage("other", "t", "2", False)))
+    text = json.dumps(sent("Hi", calls, ToolMessage(call_id, "1", False), ToolMessage("other", "2", False)))
 
     ids = re.findall(r'"(?:id|call_id|tool_call_id|tool_use_id)": "([^"]*)"', text)
     assert ids[:2] == ids[2:]
@@ -207,7 +207,7 @@ def test_ids_of_calls_are_accepted_on_the_wire_and_agree_with_their_results(sent
 def test_mistral_gets_ids_of_nine_letters_and_digits():
     server = at("", "openai", base_url="https://api.mistral.ai/v1")
     calls = AssistantMessage("", (ToolCall("toolu_01", "t", "{}"), ToolCall("abcDEF123", "t", "{}")))
-    results = (ToolMessage("toolu_01", "t", "1", False), ToolMessage("abcDEF123", "t", "2", False))
+    results = (ToolMessage("toolu_01", "1", False), ToolMessage("abcDEF123", "2", False))
     body = client_of(server).body(request_of("Hi", calls, *results, model=model_of(server, "mistral-large")))
 
     sent = [call["id"] for call in body["messages"][1]["tool_calls"]]
