@@ -78,7 +78,7 @@ class CatalogueAdmin(ListedAdmin):
     search_fields = ()
     list_disable_select_all = False
     # For staff who may view but not change.
-    view_fields: ClassVar[tuple[Any, ...]] = ()
+    view_fields: ClassVar[tuple[Any, ...]]
 
     def _changeform_view(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
         if request.method == "POST":  # in a transaction
@@ -87,7 +87,7 @@ class CatalogueAdmin(ListedAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         may_change = obj is None or self.has_change_permission(request, obj)
-        return super().get_fields(request, obj) if may_change or not self.view_fields else self.view_fields
+        return super().get_fields(request, obj) if may_change else self.view_fields
 
 
 @receiver((post_save, post_delete), sender=Provider)
