@@ -181,6 +181,10 @@ class TestLooks:
             found.append(seen.contact_in_seconds)
         assert found == [10, 20, 40, 60, 60, 60]
 
+    def test_without_an_interval_it_is_five_seconds_at_least(self, tasks):
+        """Also if the server gave a shorter one before."""
+        assert still(tasks, Dialogue(task_id="t-1", interval=1.0))[0].contact_in_seconds == 5
+
     @pytest.mark.parametrize("as_events", [False, True])
     def test_the_result(self, tasks, as_events):
         tasks.as_events = as_events

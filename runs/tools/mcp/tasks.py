@@ -105,9 +105,8 @@ async def contact(definition: ToolDefinition, context: ToolContext) -> Outcome |
             message = f"The server of {definition.name} does not know the call's task any more."
             raise ToolFailure(CallError.OUTCOME_UNKNOWN, message) from None
         logger.info("the server of the task of call %s is away: %s", context.invocation_id, error)
-    longer = max(POLL_FIRST_SECONDS, 2 * (dialogue.interval or 0))
-    most = max(POLL_GROWN_SECONDS, dialogue.interval or 0)
-    return _open(replace(dialogue, interval=min(longer, most)), None)
+    interval = max(_interval(None, dialogue.interval), dialogue.interval or 0)  # no more often than its server wants
+    return _open(replace(dialogue, interval=interval), None)
 
 
 def _open(dialogue: Dialogue, said: Any) -> Parked:
@@ -185,7 +184,7 @@ def _interval(given: Any, before: float | None) -> float:
     if type(given) in (int, float):
         # ``max`` first, with ``given`` second: this also handles NaN and integers that are too large for a float.
         return min(max(POLL_MIN_SECONDS * 1000, given), POLL_MAX_SECONDS * 1000) / 1000
-    return POLL_FIRST_SECONDS if before is None else min(2 * before, POLL_GROWN_SECONDS)
+    return min(max(POLL_FIRST_SECONDS, 2 * (before or 0)), POLL_GROWN_SECONDS)
 
 
 async def _request(
