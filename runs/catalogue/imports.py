@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db import transaction
 
+from config.kernel.jsontext import same_json
 from runs.catalogue import rules
 from runs.models import RESERVED_TOOL_NAMES, Tool
 from runs.tools.base import MCP, ToolFailure, clean_text, is_address, parse_headers, shorten
@@ -48,7 +49,7 @@ def import_mcp(
                 imported["skipped"].append((shorten(clean_text(tool.name), NAME_MAX_CHARS), str(error)))
                 continue
             if row := known.get(tool.name):
-                changed = any(getattr(row, column) != value for column, value in described.items())
+                changed = any(not same_json(getattr(row, column), value) for column, value in described.items())
                 if changed or headers:
                     for column, value in (described | stored_headers).items():
                         setattr(row, column, value)

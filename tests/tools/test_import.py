@@ -131,6 +131,13 @@ def test_a_second_import_brings_the_description_and_keeps_what_staff_decide(list
     assert Tool.objects.filter(name="gone", enabled=True).exists()
 
 
+def test_a_second_import_brings_a_schema_that_python_would_call_equal(lister):
+    for value, said in ((1, "1 added, 0 changed"), (True, "0 added, 1 changed")):
+        lister.tools = [listed("one", inputSchema={"type": "object", "properties": {"a": {"const": value}}})]
+        assert said in run_import(lister.url)
+        assert Tool.objects.get(name="one").input_schema["properties"]["a"]["const"] is value
+
+
 def test_a_title_may_be_among_the_annotations(lister):
     lister.tools = [
         listed("old", annotations={"title": "Of 2025-03-26"}),
