@@ -28,6 +28,8 @@ from config.kernel.errors import NotFound
 
 # After this time, a browser or a person may try a page again. Most restarts of a database take less.
 RETRY_SECONDS = "10"
+# The parts of an OpenAPI document that are older than version 3.1.
+OLD_PARTS = {"openapi", "info", "servers", "paths", "components", "security", "tags", "externalDocs"}
 # Not OPTIONS, whose answer in DRF has no template and no place in the document.
 READ_METHODS = ["get", "head"]
 PAGE_POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -85,7 +87,7 @@ def document(format: str, surface: str, webhooks: bool) -> tuple[bytes, str]:
         used = {tag for methods in schema["paths"].values() for each in methods.values() for tag in each["tags"]}
         schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
     if not webhooks:
-        del schema["webhooks"]
+        schema = {name: part for name, part in schema.items() if name in OLD_PARTS}
     renderer = next(kind for kind in SchemaView.renderer_classes if kind.format == format)
     content: Any = renderer().render(schema, renderer.media_type, {})
     return content, f'"{hashlib.sha256(content).hexdigest()}"'
