@@ -10,7 +10,6 @@ from django.http import HttpRequest
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldBooleanWidget
 
-from config.kernel.errors import ValidationFailed
 from config.staff import base
 from config.staff.actions import ActionForm, Did, WithActions, staff_action
 from webhooks import services
@@ -31,13 +30,9 @@ class InstallationForm(ActionForm):
         help_text="For an endpoint that exists: its deliveries are signed with both secrets in the grace window.",
     )
 
-    def clean_url(self) -> str:
-        url: str = self.cleaned_data["url"]
-        try:
-            services.check_url(url)
-        except ValidationFailed as error:
-            raise forms.ValidationError((error.details or {})["fields"]["url"]) from None
-        return url
+    def clean(self) -> None:
+        if "url" in self.cleaned_data:
+            services.check_url(self.cleaned_data["url"])
 
 
 def is_installation(endpoint: Endpoint) -> bool:

@@ -9,7 +9,7 @@ from config.api.serializers import CamelSerializer, NullableText, StrictBooleanF
 from config.kernel import clock
 from webhooks.events import Event
 from webhooks.models import Delivery, Endpoint
-from webhooks.services import URL_MAX_CHARS
+from webhooks.services import URL_MAX_CHARS, check_url
 
 EXTENDED = f"Whether the extended events are sent too: {', '.join(f'`{event}`' for event in Event if event.extended)}."
 
@@ -56,6 +56,11 @@ class EndpointInput(CamelSerializer):
     extended_events = StrictBooleanField(
         required=False, help_text=f"{EXTENDED} False for a new endpoint. A later call without it keeps it."
     )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Resolves the host, so no transaction may be open."""
+        check_url(attrs["url"])
+        return attrs
 
 
 class EndpointChanges(CamelSerializer):

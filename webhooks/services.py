@@ -5,12 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
 from config.database import batches
 from config.kernel import clock
-from config.kernel.errors import Conflict, NotFound, ValidationFailed
+from config.kernel.errors import Conflict, NotFound
 from config.outbound import client
 from webhooks import outbox, transitions
 from webhooks.models import Attempt, Delivery, Endpoint
@@ -21,14 +22,14 @@ PURGE_BATCH = 1000
 
 
 def check_url(url: str) -> None:
-    """Raise ValidationFailed unless deliveries may go to ``url``. Resolves the host, so no transaction may be open."""
+    """Raise ValidationError unless deliveries may go to ``url``. Resolves the host, so no transaction may be open."""
     private = settings.OUTBOUND_ALLOW_PRIVATE
     try:
         if "#" in url:
             raise ValueError("The URL must not contain a fragment.")
         client.check_url(url, private, https_only=not private)
     except (client.AddressRefused, ValueError) as error:
-        raise ValidationFailed({"url": [str(error)]}) from None
+        raise ValidationError({"url": [str(error)]}) from None
 
 
 def endpoints_of(user: Any) -> QuerySet[Endpoint]:

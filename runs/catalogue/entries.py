@@ -19,7 +19,6 @@ from rest_framework import serializers
 
 from config.api.serializers import CamelSerializer, CreditsNumberField, StrictBooleanField, StrictNumberField, camel
 from config.kernel.encryption import LOST
-from config.kernel.errors import ValidationFailed
 from config.kernel.jsontext import same_json
 from runs.catalogue import agents, rules
 from runs.catalogue.definitions import KINDS, check_dialect, check_parameters
@@ -335,10 +334,7 @@ class EndpointEntry(Entry):
         if not values.get("secret") and (endpoint is None or "secret" in values):
             raise serializers.ValidationError({"secret": ["This field is required."]})
         if endpoint is None or endpoint.url != values["url"]:
-            try:
-                services.check_url(values["url"])
-            except ValidationFailed as error:
-                raise serializers.ValidationError((error.details or {})["fields"]) from None
+            services.check_url(values["url"])
         return values
 
     def rows(self) -> dict[str, Any]:
