@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
-from config.database.batches import in_order, limit_lock_wait, take_batch
+from config.database.batches import delete_batch, in_order, limit_lock_wait
 from config.database.queries import read
 from config.kernel import clock
 from config.queue import jobs
@@ -88,13 +88,9 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     """Delete the workers whose lease expired before ``moment`` (default: now), and release the runs of workers that no
     longer exist. Runs that lost their worker too often fail. Returns how many workers were lost.
     """
-    lost: list[str] = []
     expired = Worker.objects.filter(expires_at__lt=moment or clock.now())
-    if expired.exists():
-        with transaction.atomic():
-            # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
-            lost = take_batch(expired, BATCH, to_delete=True)
-            Worker.objects.filter(pk__in=lost).delete()
+    # The heartbeat updates the same row: either it comes first and the lease holds, or it finds no row.
+    lost = delete_batch(expired, BATCH) if expired.exists() else 0
     # This also finds a run whose claim was in flight while its worker was deleted.
     gone = ~Exists(Worker.objects.filter(pk=OuterRef("worker_id")))
     ownerless = Run.objects.filter(gone, status=RunStatus.RUNNING, worker_id__isnull=False)
@@ -103,7 +99,7 @@ def reap_workers(seconds: float = math.inf, moment: datetime | None = None) -> i
     # Searched at each call: the process that noticed the last loss may have died before it ended the run.
     worn = Run.objects.filter(TO_TAKE_OVER, lease_losses__gte=line.RUN_LEASE_LOSSES_MAX)
     list(jobs.each(JOB, in_order(worn, "pk", BATCH), give_up, seconds))
-    return len(lost)
+    return lost
 
 
 def settle_lost_turns(seconds: float = math.inf) -> int:
