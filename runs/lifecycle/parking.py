@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, QuerySet, Window
+from django.db.models import QuerySet, Window
 from django.db.models.functions import RowNumber
 
 from config.kernel import clock
@@ -21,7 +21,7 @@ from runs.lifecycle import calls
 from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
-from runs.lifecycle.moves import WIDE, Moved, changed, fence, lock_run, move_call, move_run, stop_running
+from runs.lifecycle.moves import WIDE, Moved, fence, lock_run, move_call, move_run, stop_running
 from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation
 from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_text, shorten, tool_error
 from runs.tools.questions import Dialogue
@@ -168,15 +168,13 @@ def take_contacts(call_ids: Collection[str]) -> list[ToolInvocation]:
     now = clock.now()
     due = ToolInvocation.objects.filter(pk__in=call_ids, contact_at__lte=now).select_related("run__user")
     due = due.defer("input", *(f"run__{name}" for name in WIDE))
-    taken: dict[datetime | None, list[ToolInvocation]] = {}
-    for call in due.select_for_update(no_key=True, skip_locked=True, of=("self",)):
+    taken = list(due.select_for_update(no_key=True, skip_locked=True, of=("self",)))
+    for call in taken:
         later = (CONTACT_SECONDS,) if call.is_open else TELL_AGAIN_SECONDS[call.contacts : call.contacts + 1]
-        again = now + timedelta(seconds=later[0]) if later else None
-        taken.setdefault(again, []).append(changed(call, contact_at=again))
-    for at, calls_then in taken.items():
-        rows = ToolInvocation.objects.filter(pk__in=[call.pk for call in calls_then])
-        rows.update(contact_at=at, contacts=F("contacts") + 1)
-    return [call for calls_then in taken.values() for call in calls_then]
+        call.contact_at = now + timedelta(seconds=later[0]) if later else None
+        call.contacts += 1
+    ToolInvocation.objects.bulk_update(taken, ["contact_at", "contacts"])
+    return taken
 
 
 def record_contact(call: ToolInvocation, said: ToolResult | ToolFailure | Parked | None) -> None:
