@@ -14,7 +14,7 @@ from runs.errors import CallError
 from runs.events import StreamEvent
 from runs.lifecycle import spending
 from runs.lifecycle.line import lock_user
-from runs.lifecycle.moves import Moved, changed, close_waitpoint, fence, move_call, move_run
+from runs.lifecycle.moves import Moved, changed, fence, move_call, move_row, move_run
 from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus
 from runs.tools.base import CLIENT, ToolFailure, ToolResult, tool_error
 
@@ -25,15 +25,15 @@ TOO_MANY_PARKED = "Too many calls of the user await their outcome."
 
 def reject_new_call(call: ToolInvocation, failure: ToolFailure) -> ToolInvocation:
     """(new) → FAILED: a call that cannot be made. It is not stored yet."""
-    to, ended = end_of(call, failure)
-    return changed(call, status=to, started_at=ended["finished_at"], **ended)
+    ended = end_of(call, failure)
+    return changed(call, started_at=ended["finished_at"], **ended)
 
 
 @transaction.atomic
 def dispatch_calls(run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()) -> Moved:
     """``dispatch`` by the run's owner. ``approved`` calls usually have had their holds since the approval."""
     fence_to_dispatch(run, calls)
-    moved = [move_call(call, to, **changes) if to else call for call, to, changes in dispatch(run, calls, approved)]
+    moved = [move_call(call, **changes) if changes else call for call, changes in dispatch(run, calls, approved)]
     changes = awaiting([run.awaiting, *(call.awaiting for call in moved)])
     return Moved(move_run(run, RunStatus.RUNNING, list(dispatch_events(moved)), **changes), moved)
 
@@ -60,10 +60,10 @@ def room_to_park(user_id: int) -> int:
 
 def dispatch(
     run: Run, calls: Sequence[ToolInvocation], approved: Container[str] = ()
-) -> Iterator[tuple[ToolInvocation, str | None, dict[str, Any]]]:
-    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget are not enough. The status None
-    means that the call, or its run, must wait for credits. A call whose outcome could not be awaited is not dispatched.
-    Yields each call with its status and changes; the caller, who has fenced the run, writes them.
+) -> Iterator[tuple[ToolInvocation, dict[str, Any]]]:
+    """PENDING → DISPATCHING with the hold placed, or → FAILED if credits or budget are not enough. No changes mean
+    that the call, or its run, must wait for credits. A call whose outcome could not be awaited is not dispatched.
+    Yields each call with its changes; the caller, who has fenced the run, writes them.
     """
     awaits = {call.id for call in calls if call.node_type == CLIENT or call.park_seconds is not None}
     room = room_to_park(run.user_id) if awaits else 0
@@ -74,19 +74,19 @@ def dispatch(
             if call.id in awaits and room <= 0:
                 raise tool_error(TOO_MANY_PARKED)
             if not (held or call.node_type == CLIENT or spending.hold_call(run, call)):
-                yield call, None, {}
+                yield call, {}
                 continue
         except ToolFailure as failure:
             if held:
                 ledger.settle(held, 0)
-            yield call, *end_of(call, failure)
+            yield call, end_of(call, failure)
             continue
         room -= call.id in awaits
-        changes: dict[str, Any] = {"started_at": clock.now()}
+        changes: dict[str, Any] = {"status": InvocationStatus.DISPATCHING, "started_at": clock.now()}
         if call.node_type == CLIENT:  # the caller's app is awaited at once
             expires_at = changes["started_at"] + timedelta(seconds=settings.CLIENT_CALL_SECONDS)
             changes |= {"awaiting": Awaiting.CLIENT.value, "expires_at": expires_at}
-        yield call, InvocationStatus.DISPATCHING, changes
+        yield call, changes
 
 
 def dispatch_events(calls: Iterable[ToolInvocation]) -> Iterator[StreamEvent]:
@@ -100,26 +100,25 @@ def dispatch_events(calls: Iterable[ToolInvocation]) -> Iterator[StreamEvent]:
             yield events.tool_completed(call)
 
 
-def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> tuple[str, dict[str, Any]]:
-    """The status that the outcome gives to the call, and its other columns. The call costs its estimate at most."""
-    now = clock.now()
+def end_of(call: ToolInvocation, outcome: ToolResult | ToolFailure) -> dict[str, Any]:
+    """The changes of the call by its outcome: COMPLETED or FAILED. The call costs its estimate at most."""
+    ended: dict[str, Any] = {"finished_at": clock.now()}
     if isinstance(outcome, ToolFailure):
-        failed = {"error_code": outcome.code, "error_message": outcome.message, "finished_at": now}
-        return InvocationStatus.FAILED, failed
+        failed = {"error_code": outcome.code, "error_message": outcome.message}
+        return ended | {"status": InvocationStatus.FAILED} | failed
     price = call.credit_estimate
     used = price if outcome.credit_used is None else min(outcome.credit_used, price)
-    columns = {"result": outcome.text, "result_urls": list(outcome.urls), "credit_used": used, "finished_at": now}
-    return InvocationStatus.COMPLETED, columns
+    result = {"result": outcome.text, "result_urls": list(outcome.urls), "credit_used": used}
+    return ended | {"status": InvocationStatus.COMPLETED} | result
 
 
 @transaction.atomic
 def record_call_result(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> Moved:
     """DISPATCHING (or PENDING) → COMPLETED or FAILED by the run's owner: the model receives the result or the error."""
-    to, columns = end_of(call, outcome)
-    columns |= {"remote_task": ""} | told
-    happened = [events.tool_completed(changed(call, status=to, **columns))]
+    columns = end_of(call, outcome) | {"remote_task": ""} | told
+    happened = [events.tool_completed(changed(call, **columns))]
     run = move_run(run, RunStatus.RUNNING, happened)
-    ended = move_call(call, to, **columns)
+    ended = move_call(call, **columns)
     ledger.capture(ended.id, ended.credit_used)
     return Moved(run, [ended])
 
@@ -130,7 +129,7 @@ def keep_dialogue(run: Run, call: ToolInvocation, remote_task: str) -> Moved:
     that it is made again. If this worker is lost then, the outcome is as unknown as that of any call.
     """
     run = move_run(run, RunStatus.RUNNING, ())
-    return Moved(run, [move_call(call, InvocationStatus.DISPATCHING, remote_task=remote_task)])
+    return Moved(run, [move_call(call, remote_task=remote_task)])
 
 
 def close_open(run: Run, reason: str) -> list[StreamEvent]:
@@ -138,20 +137,19 @@ def close_open(run: Run, reason: str) -> list[StreamEvent]:
     happened = close_questions(run=run)
     for call in ToolInvocation.open_of(run):
         if call.status == InvocationStatus.PENDING:
-            to, ended = InvocationStatus.CANCELLED.value, {"finished_at": clock.now()}
+            ended: dict[str, Any] = {"status": InvocationStatus.CANCELLED, "finished_at": clock.now()}
         else:
             failure = ToolFailure(CallError.OUTCOME_UNKNOWN, "The run ended while the tool was at work.")
-            to, ended = end_of(call, failure)
-            ended |= NOT_AWAITING | to_tell(call, reason)
-        happened.append(events.tool_completed(move_call(call, to, **ended)))
+            ended = end_of(call, failure) | NOT_AWAITING | to_tell(call, reason)
+        happened.append(events.tool_completed(move_call(call, **ended)))
     return happened
 
 
 def close_questions(**of: Any) -> list[StreamEvent]:
     """PENDING → EXPIRED for the waitpoints of a run or a call that has ended. The caller has locked the run."""
     waitpoints = Waitpoint.objects.filter(**of, status=WaitpointStatus.PENDING)
-    expired = [close_waitpoint(asked, WaitpointStatus.EXPIRED, resolved_at=clock.now()) for asked in waitpoints]
-    return [events.waitpoint_moved(waitpoint) for waitpoint in expired]
+    ended = {"status": WaitpointStatus.EXPIRED, "resolved_at": clock.now()}
+    return [events.waitpoint_moved(move_row(waitpoint, **ended)) for waitpoint in waitpoints]
 
 
 def to_tell(call: ToolInvocation, reason: str) -> dict[str, Any]:

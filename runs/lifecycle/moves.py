@@ -25,7 +25,7 @@ from runs import events, metrics
 from runs.events import StreamEvent
 from runs.lifecycle import line
 from runs.lifecycle.crash import crash_after_commit
-from runs.models import ModelAttempt, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint, WaitpointStatus
+from runs.models import ModelAttempt, Run, RunEvent, RunStatus, ToolInvocation, Turn, Waitpoint
 from webhooks import outbox
 
 HOUSEKEEPING_LOCK_SECONDS = 0.2  # for which a housekeeping job waits for a locked row (PostgreSQL)
@@ -36,6 +36,7 @@ WIDE = ("instructions", "client_tools", "output_schema")
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=models.Model)
+OfRun = TypeVar("OfRun", ToolInvocation, Waitpoint)
 _KEY = take_key(Run, ToolInvocation, Waitpoint)
 Calls = Sequence[ToolInvocation]
 Events = Sequence[StreamEvent]
@@ -184,22 +185,19 @@ def _emit(writes: Writes, run: Run, happened: Events) -> None:
         outbox.add(writes, run.user_id, event, own, run)
 
 
-def move_call(call: ToolInvocation, to: str, **changes: Any) -> ToolInvocation:
-    """Move a tool call on; the same transaction has locked or fenced its run. Returns the call as it then is."""
-    changes |= {"status": to, "updated_at": clock.now()}
-    if not Writes().update(ToolInvocation, {"id": call.pk, "status": call.status}, changes, _KEY).do():
-        raise LeaseLost(call.run_id)
-    moved = changed(call, **changes)
+def move_row(row: OfRun, **changes: Any) -> OfRun:
+    """Change a waitpoint, or for ``move_call`` a tool call, that still has its status; the same transaction has locked
+    or fenced its run. Returns the row as it then is.
+    """
+    if not Writes().update(type(row), {"id": row.pk, "status": row.status}, changes, _KEY).do():
+        raise LeaseLost(row.run_id)
+    return changed(row, **changes)
+
+
+def move_call(call: ToolInvocation, **changes: Any) -> ToolInvocation:
+    moved = move_row(call, **changes, updated_at=clock.now())
     metrics.call_moved(moved, call.status)
     return moved
-
-
-def close_waitpoint(waitpoint: Waitpoint, to: str, **changes: Any) -> Waitpoint:
-    """Move a pending waitpoint to its end; the same transaction has locked its run. Returns it as it then is."""
-    changes |= {"status": to}
-    if not Writes().update(Waitpoint, {"id": waitpoint.pk, "status": WaitpointStatus.PENDING}, changes, _KEY).do():
-        raise LeaseLost(waitpoint.run_id)
-    return changed(waitpoint, **changes)
 
 
 def _report_after_commit(before: Run, run: Run) -> None:

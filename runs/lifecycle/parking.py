@@ -52,7 +52,7 @@ def park_call(run: Run, call: ToolInvocation, parked: Parked) -> Moved:
         changes["expires_at"] = min(changes["expires_at"], now + timedelta(seconds=parked.expires_in_seconds))
     if parked.message:
         changes["progress"] = _progress(now, None, parked.message)
-    call = move_call(call, InvocationStatus.DISPATCHING, **changes)
+    call = move_call(call, **changes)
     happened = [events.tool_parked(call)] + ([events.tool_progress(call)] if parked.message else [])
     run = move_run(run, RunStatus.RUNNING, happened, awaiting=run.awaiting or Awaiting.TOOL.value)
     crash_after_commit("call_parked")
@@ -93,7 +93,7 @@ def _record_progress(run: Run, call: ToolInvocation, said: Parked) -> tuple[Tool
     is_early = last is not None and now - datetime.fromisoformat(last) < timedelta(seconds=PROGRESS_SECONDS)
     if call.status != InvocationStatus.DISPATCHING or disturbs or is_early:
         return call, False
-    call = move_call(call, InvocationStatus.DISPATCHING, progress=_progress(now, said.fraction, said.message))
+    call = move_call(call, progress=_progress(now, said.fraction, said.message))
     move_run(run, run.status, [events.tool_progress(call)])
     return call, True
 
@@ -121,8 +121,7 @@ def _expire(run: Run, call: ToolInvocation) -> ToolInvocation:
 
 
 def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **told: Any) -> ToolInvocation:
-    to, columns = calls.end_of(call, outcome)
-    ended = move_call(call, to, **columns | NOT_AWAITING | told)
+    ended = move_call(call, **calls.end_of(call, outcome) | NOT_AWAITING | told)
     kinds = set(ToolInvocation.open_of(run).values_list("awaiting", flat=True))
     after = calls.awaiting(kinds)
     dropped = calls.close_questions(invocation=call) if call.remote_task else []
@@ -213,7 +212,7 @@ def _ask(call: ToolInvocation, still: Parked) -> None:
     question = Dialogue.from_text(still.remote_task).question
     assert question is not None  # noqa: S101  (otherwise it says when to ask again)
     changes = {"progress": _progress(clock.now(), None, still.message or question.text), "contact_at": None}
-    call = move_call(call, InvocationStatus.DISPATCHING, remote_task=still.remote_task, **changes)
+    call = move_call(call, remote_task=still.remote_task, **changes)
     resumes: dict[str, Any] = {"due_at": clock.now() + NUDGE_GRACE} if run.parked else {}
     move_run(run, run.status, [events.tool_progress(call)], **resumes)
     if resumes:

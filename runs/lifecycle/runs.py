@@ -129,8 +129,8 @@ def record_turn(
     spending.charge(charge)
     rejected = [call for call in calls if call.status == InvocationStatus.FAILED]
     moved: dict[str, ToolInvocation] = {}
-    for call, to, changes in call_transitions.dispatch(run, ready):
-        moved[call.id] = changed(call, status=to or call.status, **changes)
+    for call, changes in call_transitions.dispatch(run, ready):
+        moved[call.id] = changed(call, **changes)
         metrics.call_moved(moved[call.id], call.status)
     happened = [*text_events(delta), *call_transitions.dispatch_events([*rejected, *moved.values()])]
     stored = [moved.get(call.id, call) for call in calls]

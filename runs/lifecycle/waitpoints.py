@@ -18,7 +18,7 @@ from runs.errors import CallError, RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls, runs, spending
 from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
-from runs.lifecycle.moves import Moved, close_waitpoint, lock_run, move_call, move_run, stop_running
+from runs.lifecycle.moves import Moved, lock_run, move_call, move_row, move_run, stop_running
 from runs.lifecycle.spending import Refusal
 from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
 from runs.tools.base import ToolFailure
@@ -73,7 +73,7 @@ def answer_waitpoint(waitpoint_id: str, payload: dict[str, Any], **changes: Any)
 def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: Any) -> Waitpoint:
     call, asked, now = waitpoint.invocation, waitpoint.request_payload, clock.now()
     resolved = payload | {"respondedAt": clock.iso(now)}
-    waitpoint = close_waitpoint(waitpoint, WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
+    waitpoint = move_row(waitpoint, status=WaitpointStatus.COMPLETED, resolved_payload=resolved, resolved_at=now)
     if waitpoint.needed is not None and not payload["approved"]:
         refused = Refusal(asked["reason"], asked["estimatedMicro"], asked["thresholdMicro"])
         happened = [events.waitpoint_moved(waitpoint)]
@@ -98,18 +98,19 @@ def _answer_call(run: Run, call: ToolInvocation, kind: str, payload: dict[str, A
             changes: dict[str, Any] = {"remote_task": dialogue.to_text()}
             if call.awaiting and not dialogue.questions:
                 changes["contact_at"] = clock.now()
-            move_call(call, InvocationStatus.DISPATCHING, **changes)
+            move_call(call, **changes)
         return []
-    if not payload["approved"]:
+    if payload["approved"]:
+        try:
+            spending.hold_call(run, call)
+            return []
+        except ToolFailure as failure:
+            ended = calls.end_of(call, failure)
+    else:
         message = "The user refused the call" + (f": {payload['reason']}" if payload.get("reason") else ".")
-        refused = {"error_code": CallError.APPROVAL_REFUSED, "error_message": message, "finished_at": clock.now()}
-        return [events.tool_completed(move_call(call, InvocationStatus.REFUSED, **refused))]
-    try:
-        spending.hold_call(run, call)
-    except ToolFailure as failure:
-        to, ended = calls.end_of(call, failure)
-        return [events.tool_completed(move_call(call, to, **ended))]
-    return []
+        ended = {"status": InvocationStatus.REFUSED, "error_code": CallError.APPROVAL_REFUSED}
+        ended |= {"error_message": message, "finished_at": clock.now()}
+    return [events.tool_completed(move_call(call, **ended))]
 
 
 def payable() -> QuerySet[Waitpoint]:
