@@ -66,8 +66,9 @@ def move_run(
     run: Run, to: str, happened: Events, *, before: Writes | None = None, also: Writes | None = None, **changes: Any
 ) -> Run:
     """Move ``run`` to the status ``to``, which may be its present one, and append ``happened`` to its stream, with the
-    webhook events that report it. Returns the run as it then is. Raises LeaseLost if the row differs from ``run``
-    (``as_known``), or if a guard of ``before`` finds no row; then nothing is written, also not ``also``.
+    webhook events that report it. If ``changes`` make the run due, a worker is nudged. Returns the run as it then is.
+    Raises LeaseLost if the row differs from ``run`` (``as_known``), or if a guard of ``before`` finds no row; then
+    nothing is written, also not ``also``.
     """
     now = clock.now()
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
@@ -89,6 +90,8 @@ def move_run(
     if run.status != to:
         crash_after_commit(to)
         _report_after_commit(run, moved)
+    if changes.get("due_at") is not None:
+        publisher.nudge_after_commit(line.EXECUTE, run.pk)
     return moved
 
 
@@ -125,14 +128,16 @@ def cancel_line(chat_id: str) -> None:
         _report_after_commit(run, changed(run, **ended))
 
 
-def move_lost(runs: Sequence[Run], *, due_at: datetime) -> None:
+def move_lost(runs: Sequence[Run]) -> None:
     """Take the leases of ``runs``, which are running, locked and have lost their worker, with one UPDATE."""
+    now = clock.now()
     rows = Run.objects.filter(pk__in=[run.pk for run in runs], status=RunStatus.RUNNING)
     ran = [When(pk=run.pk, then=Value(stop_running(run)["ran_ms"])) for run in runs]
     stopped = {"running_since": None, "ran_ms": Case(*ran, output_field=models.BigIntegerField())}
     lost = {"worker_id": None, "lease_token": F("lease_token") + 1, "lease_losses": F("lease_losses") + 1}
-    if rows.change(_KEY, **stopped, **lost, due_at=due_at, updated_at=clock.now()) != len(runs):
+    if rows.change(_KEY, **stopped, **lost, due_at=now + line.NUDGE_GRACE, updated_at=now) != len(runs):
         raise LeaseLost(runs[0].pk)
+    publisher.nudge_after_commit(line.EXECUTE, *(run.pk for run in runs))
 
 
 def fence(run: Run, *, ends: bool = False) -> Run:

@@ -13,14 +13,13 @@ from django.db.models.functions import RowNumber
 
 from config.kernel import clock
 from config.kernel.errors import NotFound
-from config.queue.publisher import nudge_after_commit
 from credits import ledger
 from runs import events
 from runs.errors import CallError
 from runs.lifecycle import calls
 from runs.lifecycle.calls import NOT_AWAITING
 from runs.lifecycle.crash import crash_after_commit
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, lock_user, nudge_next_throttled
+from runs.lifecycle.line import NUDGE_GRACE, lock_user, nudge_next_throttled
 from runs.lifecycle.moves import WIDE, Moved, fence, lock_run, move_call, move_run, stop_running
 from runs.models import Awaiting, InvocationStatus, Run, RunStatus, ToolInvocation
 from runs.tools.base import PROGRESS_MAX_CHARS, Parked, ToolFailure, ToolResult, clean_text, shorten, tool_error
@@ -125,16 +124,14 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     kinds = set(ToolInvocation.open_of(run).values_list("awaiting", flat=True))
     after = calls.awaiting(kinds)
     dropped = calls.close_questions(invocation=call) if call.remote_task else []
-    if resumes := bool(dropped) or (run.parked and not kinds):
+    if dropped or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE
     happened = [events.tool_completed(ended), *dropped]
     if dropped:
         happened.append(events.run_status(run, RunStatus.QUEUED))
+    crash_after_commit("outcome")
     move_run(run, RunStatus.QUEUED if dropped else run.status, happened, **after)
     ledger.capture(ended.id, ended.credit_used)
-    crash_after_commit("outcome")
-    if resumes:
-        nudge_after_commit(EXECUTE, run.pk)
     return ended
 
 
@@ -215,5 +212,3 @@ def _ask(call: ToolInvocation, still: Parked) -> None:
     call = move_call(call, remote_task=still.remote_task, **changes)
     resumes: dict[str, Any] = {"due_at": clock.now() + NUDGE_GRACE} if run.parked else {}
     move_run(run, run.status, [events.tool_progress(call)], **resumes)
-    if resumes:
-        nudge_after_commit(EXECUTE, run.pk)

@@ -208,9 +208,7 @@ def hand_over(run: Run) -> Moved:
     fence(run)
     changes = spending.settle(run) | stop_running(run)
     changes |= {"lease_token": run.lease_token + 1, "due_at": clock.now() + NUDGE_GRACE}
-    run = move_run(run, RunStatus.RUNNING, (), **changes)
-    nudge_after_commit(EXECUTE, run.pk)
-    return Moved(run)
+    return Moved(move_run(run, RunStatus.RUNNING, (), **changes))
 
 
 @transaction.atomic(savepoint=False)

@@ -18,12 +18,11 @@ from config.database.batches import delete_batch, in_order, limit_lock_wait
 from config.database.queries import read
 from config.kernel import clock
 from config.queue import jobs
-from config.queue.publisher import nudge_after_commit
 from credits import sums
 from runs import metrics
 from runs.errors import RunError
 from runs.lifecycle import line, parking, runs, spending, waitpoints
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE, throttled_runs
+from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
 from runs.lifecycle.moves import HOUSEKEEPING_LOCK_SECONDS, lock_run, move_lost, move_run
 from runs.models import TO_TAKE_OVER, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
 
@@ -137,13 +136,10 @@ def release(rows: QuerySet[Run], run_ids: Sequence[str]) -> list[str]:
     limit_lock_wait(HOUSEKEEPING_LOCK_SECONDS)
     running = rows.filter(pk__in=run_ids, status=RunStatus.RUNNING).order_by("pk")
     lost = list(running.select_for_update(no_key=True, skip_locked=True).only("running_since", "ran_ms"))
-    if not lost:
-        return []
-    released = [run.pk for run in lost]
-    move_lost(lost, due_at=clock.now() + NUDGE_GRACE)
-    nudge_after_commit(EXECUTE, *released)
-    transaction.on_commit(partial(metrics.leases_lost.inc, len(released)), robust=True)
-    return released
+    if lost:
+        move_lost(lost)
+        transaction.on_commit(partial(metrics.leases_lost.inc, len(lost)), robust=True)
+    return [run.pk for run in lost]
 
 
 @transaction.atomic

@@ -17,7 +17,7 @@ from runs.apps import RESUME_PAID
 from runs.errors import CallError, RunError
 from runs.events import StreamEvent
 from runs.lifecycle import calls, runs, spending
-from runs.lifecycle.line import EXECUTE, NUDGE_GRACE
+from runs.lifecycle.line import NUDGE_GRACE
 from runs.lifecycle.moves import Moved, lock_run, move_call, move_row, move_run, stop_running
 from runs.lifecycle.spending import Refusal
 from runs.models import InvocationStatus, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointKind, WaitpointStatus
@@ -82,7 +82,6 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
     told = [] if call is None else _answer_call(run, call, waitpoint.kind, payload)
     happened = [events.waitpoint_moved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
     move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
-    nudge_after_commit(EXECUTE, run.pk)
     return waitpoint
 
 

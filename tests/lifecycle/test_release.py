@@ -88,11 +88,11 @@ def test_a_run_that_cannot_be_released_keeps_no_other_run_of_its_batch(monkeypat
     bad, batches, failed = lost[2], [], []
     move_lost = transitions.move_lost
 
-    def refuse(runs: Sequence[Run], **options: Any) -> None:
+    def refuse(runs: Sequence[Run]) -> None:
         batches.append([run.pk for run in runs])
         if bad in batches[-1]:
             raise RuntimeError("corrupt")
-        move_lost(runs, **options)
+        move_lost(runs)
 
     monkeypatch.setattr(transitions, "move_lost", refuse)
     labels = jobs.rows_failed.labels
