@@ -94,7 +94,8 @@ class ClientToolInput(CamelSerializer):
     description = StrictCharField(
         max_length=2000, allow_blank=True, trim_whitespace=False, help_text="What the tool does and when to use it."
     )
-    input_schema = SentSchemaField(help_text="The JSON Schema of the arguments: an object, at most 16 KiB.")
+    # Not in snake_case, because a run stores its tools as they are sent.
+    inputSchema = SentSchemaField(help_text="The JSON Schema of the arguments: an object, at most 16 KiB.")
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := unknown_fields(data, self.fields)):
@@ -125,8 +126,6 @@ class ClientToolsField(fields.BoundedListField):
         wrong: dict[Any, Any] = {index: taken for index, name in enumerate(names) if name in names[:index]}
         if wrong:
             raise serializers.ValidationError(wrong)
-        for tool in tools:
-            tool["inputSchema"] = tool.pop("input_schema")
         return tools
 
 
