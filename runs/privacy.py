@@ -27,7 +27,7 @@ from config.kernel import clock
 from config.kernel.errors import Conflict
 from config.kernel.jsontext import to_text
 from runs import services
-from runs.models import InvocationStatus, Run, ToolInvocation
+from runs.models import InvocationStatus, ToolInvocation
 from runs.tools import files as tool_files
 from webhooks.models import Delivery
 from webhooks.services import remove_deliveries
@@ -229,9 +229,6 @@ def _remove_chats(user: Any, report: Report) -> None:
     def step(chats: QuerySet[Chat]) -> int:
         removed = 0
         for chat_id in list(chats.order_by("pk").values_list("pk", flat=True)):
-            # By its run, the delivery to the installation endpoint is found. Afterwards the run is gone.
-            deliveries = Delivery.objects.filter(run_id__in=Run.objects.filter(chat=chat_id).values("pk"))
-            _remove(deliveries, remove_deliveries)
             removed += purge_chat(chat_id)
             report("chats removed", removed, total)
         return removed
