@@ -50,10 +50,10 @@ def join_text(texts: Iterable[str]) -> str:
     return SEPARATOR.join(filter(None, texts))
 
 
-def run_status(run: Run, status: str, code: str | None = None, message: str | None = None) -> StreamEvent:
-    data: dict[str, Any] = {"runId": run.id, "chatId": run.chat_id, "status": status, "at": clock.iso(clock.now())}
-    if code is not None:
-        data |= {"errorCode": code, "errorMessage": message}
+def run_status(run: Run) -> StreamEvent:
+    data: dict[str, Any] = {"runId": run.id, "chatId": run.chat_id, "status": run.status, "at": clock.iso(clock.now())}
+    if run.error_code is not None:
+        data |= {"errorCode": run.error_code, "errorMessage": run.error_message}
     return StreamType.RUN_STATUS, data
 
 

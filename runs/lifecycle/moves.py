@@ -65,12 +65,14 @@ def changed(row: M, **changes: Any) -> M:
 def move_run(
     run: Run, to: str, happened: Events, *, before: Writes | None = None, also: Writes | None = None, **changes: Any
 ) -> Run:
-    """Move ``run`` to the status ``to``, which may be its present one, and append ``happened`` to its stream, with the
-    webhook events that report it. If ``changes`` make the run due, a worker is nudged. Returns the run as it then is.
-    Raises LeaseLost if the row differs from ``run`` (``as_known``), or if a guard of ``before`` finds no row; then
-    nothing is written, also not ``also``.
+    """Move ``run`` to the status ``to``, which may be its present one. Append ``happened`` to its stream and, if the
+    status is new, the event that says so; also the webhook events that report them. If ``changes`` make the run due, a
+    worker is nudged. Returns the run as it then is. Raises LeaseLost if the row differs from ``run`` (``as_known``), or
+    if a guard of ``before`` finds no row; then nothing is written, also not ``also``.
     """
     now = clock.now()
+    if run.status != to:
+        happened = [*happened, events.run_status(changed(run, **changes, status=to))]
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
     known, moved = as_known(run), changed(run, **changes)
     stream, reports, writes = new_events(run, happened, now, ends=moved.is_over), Writes(), Writes()
@@ -115,7 +117,7 @@ def cancel_line(chat_id: str) -> None:
         raise LeaseLost(chat_id)
     if not runs:
         return
-    happened = [(run, [events.run_status(run, to)]) for run in runs]
+    happened = [(run, [events.run_status(changed(run, **ended))]) for run in runs]
     Writes().insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True))).do()
     # If the first event has no endpoint, the others have none either: all runs belong to one user.
     reports = Writes()

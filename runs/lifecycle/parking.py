@@ -127,8 +127,6 @@ def _end(run: Run, call: ToolInvocation, outcome: ToolResult | ToolFailure, **to
     if dropped or (run.parked and not kinds):
         after["due_at"] = clock.now() + NUDGE_GRACE
     happened = [events.tool_completed(ended), *dropped]
-    if dropped:
-        happened.append(events.run_status(run, RunStatus.QUEUED))
     crash_after_commit("outcome")
     move_run(run, RunStatus.QUEUED if dropped else run.status, happened, **after)
     ledger.capture(ended.id, ended.credit_used)

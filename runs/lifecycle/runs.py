@@ -53,9 +53,9 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
     Returns the run as it is stored. Raises ChatChanged if the chat has changed since, unless it is ``locked``.
     """
     now = run.created_at
-    happened = new_events(run, [events.run_status(run, RunStatus.QUEUED)], now)
     place = {"blocked": chat.active_run_id is not None, "due_at": now + NUDGE_GRACE}
-    run = changed(run, status=RunStatus.QUEUED, last_stream_index=len(happened), updated_at=now, **place)
+    happened = new_events(run, [events.run_status(run)], now)
+    run = changed(run, last_stream_index=len(happened), updated_at=now, **place)
     writes = Writes()
     # Every change of a chat changes one of these fields.
     read = {"active_run_id": chat.active_run_id, "updated_at": chat.updated_at, "deleted_at": None}
@@ -107,7 +107,6 @@ def claim(run_id: str, worker_id: str) -> Run | None:
             changes["unrecorded_text"] = False
     else:
         changes["started_at"] = run.started_at or now
-        happened.append(events.run_status(run, RunStatus.RUNNING))
     if run.resolved_model is None and (models := catalogue.models_of(run)):
         changes["resolved_model"] = models[0].name
     also = Writes()
@@ -145,8 +144,7 @@ def complete(run: Run, turn: Turn, *, content: str, delta: str, charge: Charge |
     """running → completed, with a model's response without tool calls. ``changes`` are columns of the run: ``output``,
     ``finish_reason`` and ``limited_by``. The other arguments are as in ``record_turn``.
     """
-    happened = text_events(delta)
-    happened += [events.message_completed(run, content), events.run_status(run, RunStatus.COMPLETED)]
+    happened = [*text_events(delta), events.message_completed(run, content)]
     also = _turn(run, turn, content)
     ended = {"finished_at": clock.now(), "finish_reason": turn.finish_reason} | changes
     changes = stop_running(run) | spending.usage(run, turn) | ended
@@ -247,11 +245,8 @@ def finish(
         happened.append(events.message_completed(run, content))
     changes |= dict.fromkeys(("blocked", "throttled", "parked", "unrecorded_text"), False)
     changes |= stop_running(run) | {"awaiting": None, "due_at": None, "finished_at": clock.now()}
-    if failure is None:
-        happened.append(events.run_status(run, to))
-    else:
+    if failure is not None:
         code, attempt = failure.code, failure.attempt
-        happened.append(events.run_status(run, to, code, failure.message))
         changes |= {"error_code": code, "error_message": failure.message, "failure_reason": failure.reason}
         if attempt is not None:
             Writes().insert(attempt).do()

@@ -53,8 +53,7 @@ def _open(run: Run, seconds: float, **columns: Any) -> Moved:
     now = clock.now()
     expires_at = now + timedelta(seconds=seconds)
     waitpoint = Waitpoint(id=new_id("wp"), run=run, created_at=now, expires_at=expires_at, **columns)
-    happened = [events.waitpoint_moved(waitpoint), events.run_status(run, RunStatus.WAITING)]
-    run = move_run(run, RunStatus.WAITING, happened, **stop_running(run))
+    run = move_run(run, RunStatus.WAITING, [events.waitpoint_moved(waitpoint)], **stop_running(run))
     waitpoint.save(force_insert=True)
     return Moved(run)
 
@@ -80,7 +79,7 @@ def _answer(run: Run, waitpoint: Waitpoint, payload: dict[str, Any], **changes: 
         runs.finish(run, runs.RunFailed(refused.code, refused.message), owned=False, happened=happened)
         return waitpoint
     told = [] if call is None else _answer_call(run, call, waitpoint.kind, payload)
-    happened = [events.waitpoint_moved(waitpoint), *told, events.run_status(run, RunStatus.QUEUED)]
+    happened = [events.waitpoint_moved(waitpoint), *told]
     move_run(run, RunStatus.QUEUED, happened, due_at=now + NUDGE_GRACE, **changes)
     return waitpoint
 

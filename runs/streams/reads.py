@@ -90,7 +90,7 @@ def rebuilt(run_id: str, after: int) -> list[Event]:
             found.append(_event(last - 2, events.message_reset(run), numbered=False))
         found.append(_event(last - 2, events.message_delta(message.content)))
         found.append(_event(last - 1, events.message_completed(run, message.content)))
-    kind, data = events.run_status(run, run.status, run.error_code, run.error_message)
+    kind, data = events.run_status(run)
     found.append(_event(last, (kind, data | {"at": clock.iso(run.finished_at)}), final=True))
     return [event for event in found if event.index > after]
 

@@ -45,7 +45,8 @@ def finish(run: Run, *deltas: str, status: str = RunStatus.COMPLETED) -> None:
         write_content(writes, run.assistant_message_id, content)
         writes.do()
         append(run, events.message_completed(run, content))
-    append(run, events.run_status(run, status), status=status)
+    run.status = status
+    append(run, events.run_status(run), status=status)
 
 
 @pytest.fixture
@@ -60,7 +61,8 @@ def make_run() -> Callable[..., Run]:
         run.assistant_message_id = add_message(writes, chat.pk, run.pk, "assistant", clock.now()).pk
         writes.do()
         run.save(force_insert=True)
-        append(run, events.run_status(run, RunStatus.QUEUED), events.run_status(run, RunStatus.RUNNING))
+        queued = Run(id=run.id, chat=chat, status=RunStatus.QUEUED)
+        append(run, events.run_status(queued), events.run_status(run))
         return run
 
     return make
