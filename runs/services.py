@@ -90,12 +90,6 @@ def _complete(run: Run | None) -> Run | None:
     return run
 
 
-def as_new(run: Run) -> Run:
-    """A run that was just started, in the form of ``find_run``, without queries: it has no calls yet."""
-    vars(run).update(credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
-    return run
-
-
 def turns_of(user: Any, run_id: str) -> QuerySet[Turn]:
     """The turns of the user's run, in order, with ``shown_reasoning``. Raises NotFound."""
     if not is_plausible_id(run_id) or not Run.objects.filter(user=user, chat__deleted_at=None, pk=run_id).exists():
@@ -120,11 +114,12 @@ chat_with_user: WithUser[Chat] = WithUser(_one_chat, str)
 
 
 def start_run(user: Any, chat_id: str, read: Chat | None = None, **asked: Any) -> Run:
-    """Create the user's message and the queued run that answers it. ``asked`` are the arguments of ``_start_run``;
-    ``read`` is from ``chat_with_user``. One statement writes everything, and only if the chat has not changed since it
-    was read. So neither a transaction nor a lock is needed, except after such a change, and for attachments, ``cancel``
-    and ``replaces`` (docs/decisions/0033). Raises ValidationFailed for an agent, model, tool or attachment that can't
-    be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued, InsufficientCredits, NotFound for the chat.
+    """Create the user's message and the queued run that answers it. Returns the run in the form of ``find_run``.
+    ``asked`` are the arguments of ``_start_run``; ``read`` is from ``chat_with_user``. One statement writes everything,
+    and only if the chat has not changed since it was read. So neither a transaction nor a lock is needed, except after
+    such a change, and for attachments, ``cancel`` and ``replaces`` (docs/decisions/0033). Raises ValidationFailed for
+    an agent, model, tool or attachment that can't be used, RunInProgress, Conflict if RUN_QUEUE_MAX runs are queued,
+    InsufficientCredits, NotFound for the chat.
     """
     plain = not asked.get("attachment_ids") and asked.get("on_active_run") != "cancel" and not asked.get("replaces")
     if plain and Writes.are_one_statement():
@@ -205,6 +200,8 @@ def _start_run(
         _replace(replaced, run_id)
     run = lifecycle.enqueue(run, chat, chat.title or title_from(message), also, locked=locked)
     attachments.use(attached, user_message.pk)
+    # As ``find_run`` would return it, without its queries: the run has no calls yet.
+    vars(run).update(credits_spent=0, answer=None, calls=[], pending_waitpoints=[])
     return run
 
 

@@ -103,7 +103,7 @@ class ChatRunViewSet(RunActions):
     def create(self, request: Request, chatId: str) -> Response:
         services.require_allowed(self.surface, self.body)
         run = services.start_run(request.user, chatId, self.found, request_id=logs.request_id.get() or "", **self.body)
-        return self.show(services.as_new(run), status.HTTP_201_CREATED)
+        return self.show(run, status.HTTP_201_CREATED)
 
 
 class WaitpointViewSet(ServiceViewSet):
