@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -75,7 +74,6 @@ class Table(NamedTuple):
     parent: str = ""
 
 
-@cache
 def _table(model: type[Model]) -> Table:
     label, app = model._meta.label, model._meta.app_label
     kept = KEPT.get(label) or KEPT.get(app, DELETED)

@@ -19,7 +19,7 @@ from runs.models import Run, RunEvent, RunStatus, Turn
 
 def reset_events(run: Run, recorded: str) -> list[StreamEvent]:
     """The events that start the message again with the text of the recorded turns."""
-    return [events.message_reset(run)] + ([events.message_delta(recorded)] if recorded else [])
+    return [events.message_reset(run), *text_events(recorded)]
 
 
 # The columns in which a run's row must agree with what its owner knows.
