@@ -1,14 +1,23 @@
 """The state machine of runs, tool calls and waitpoints: the only writer of their statuses. Others use only these names.
-``runs``, ``calls``, ``parking`` and ``waitpoints`` have a function for each transition, ``moves`` the guarded UPDATEs.
+``runs``, ``calls`` and ``waitpoints`` have a function for each transition, ``moves`` the guarded UPDATEs.
 """
 # ruff: noqa: F401
 
-from runs.lifecycle.calls import dispatch_calls, keep_dialogue, record_call_result, reject_new_call
+from runs.lifecycle.calls import (
+    dispatch_calls,
+    due_contacts,
+    keep_dialogue,
+    park_call,
+    record_call_result,
+    record_contact,
+    record_outcome,
+    reject_new_call,
+    take_contacts,
+)
 from runs.lifecycle.crash import crash_point
 from runs.lifecycle.invariants import violations
 from runs.lifecycle.line import EXECUTE
 from runs.lifecycle.moves import LeaseLost, Moved, cancel_line
-from runs.lifecycle.parking import due_contacts, park_call, park_run, record_contact, record_outcome, take_contacts
 from runs.lifecycle.runs import (
     ChatChanged,
     RunFailed,
@@ -18,6 +27,7 @@ from runs.lifecycle.runs import (
     enqueue,
     finish,
     hand_over,
+    park_run,
     record_compaction,
     record_turn,
     request_cancel,

@@ -87,8 +87,8 @@ def move_run(
         raise LeaseLost(run.pk)
     if happened:
         publisher.wake_after_commit(run.pk)
-    if run.status == RunStatus.RUNNING != to and not run.parked:
-        line.nudge_next_throttled(run.user_id)
+    if (run.status == RunStatus.RUNNING and not run.parked) and (to != RunStatus.RUNNING or moved.parked):
+        line.nudge_next_throttled(run.user_id)  # the run has given up its place
     if run.status != to:
         crash_after_commit(to)
         _report_after_commit(run, moved)

@@ -209,6 +209,14 @@ def hand_over(run: Run) -> Moved:
     return Moved(move_run(run, RunStatus.RUNNING, (), **changes))
 
 
+@transaction.atomic
+def park_run(run: Run) -> Moved:
+    """The owner gives up its lease and the run's place: all open calls await outcomes from outside."""
+    run = move_run(run, RunStatus.RUNNING, (), **stop_running(run), parked=True, due_at=None)
+    crash_after_commit("run_parked")
+    return Moved(run)
+
+
 @transaction.atomic(savepoint=False)
 def finish(
     run: Run,

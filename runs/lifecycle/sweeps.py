@@ -21,7 +21,7 @@ from config.queue import jobs
 from credits import sums
 from runs import metrics
 from runs.errors import RunError
-from runs.lifecycle import line, parking, runs, spending, waitpoints
+from runs.lifecycle import calls, line, runs, spending, waitpoints
 from runs.lifecycle.line import NUDGE_GRACE, throttled_runs
 from runs.lifecycle.moves import HOUSEKEEPING_LOCK_SECONDS, lock_run, move_lost, move_run
 from runs.models import TO_TAKE_OVER, Run, RunStatus, ToolInvocation, Waitpoint, WaitpointStatus, Worker
@@ -204,7 +204,7 @@ def expire_waitpoints(seconds: float = math.inf) -> int:
 
 def expire_calls(seconds: float = math.inf) -> int:
     past = ToolInvocation.objects.filter(awaiting__isnull=False, expires_at__lte=clock.now())
-    return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), parking.expire_call, seconds))
+    return sum(jobs.each(JOB, in_order(past, "expires_at", BATCH), calls.expire_call, seconds))
 
 
 def resume_paid_runs(seconds: float = math.inf) -> int:

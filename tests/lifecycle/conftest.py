@@ -44,7 +44,7 @@ def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], En
     # On a busy machine, no lease may end that the test does not end, and such an end is noticed at the next beat.
     settings.RUN_LEASE_SECONDS = 60
     monkeypatch.setattr("runs.engine.engine.BEATS_PER_LEASE", 150)
-    for module in ("line", "parking", "runs", "sweeps", "waitpoints"):
+    for module in ("calls", "line", "runs", "sweeps", "waitpoints"):
         monkeypatch.setattr(f"runs.lifecycle.{module}.NUDGE_GRACE", timedelta(seconds=0.5))
     catalogue.refresh()
     made: list[Engine] = []

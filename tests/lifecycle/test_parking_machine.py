@@ -20,7 +20,7 @@ from config.kernel.money import MICRO
 from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.engine import history, session
-from runs.lifecycle import parking
+from runs.lifecycle import calls as call_transitions
 from runs.models import FINAL_INVOCATION_STATUSES, FINAL_RUN_STATUSES, Run, RunEvent, ToolInvocation, Turn, Waitpoint
 from runs.tools.base import Parked, ToolFailure, ToolResult, tool_error
 from runs.tools.questions import Dialogue, Question
@@ -195,7 +195,7 @@ class Parking(RuleBasedStateMachine):
         rows = ToolInvocation.objects.filter(run=self.run_id, call_index=at + 1, awaiting__isnull=False)
         if call := rows.first():
             rows.update(expires_at=clock.now() - timedelta(seconds=1))
-            assert parking.expire_call(call.pk)
+            assert call_transitions.expire_call(call.pk)
             self.accepted[call.pk] = ""
 
     @rule()
@@ -276,7 +276,7 @@ class Parking(RuleBasedStateMachine):
         self.crash(True)
         force_update(ToolInvocation.objects.filter(awaiting__isnull=False), expires_at=clock.now())
         for call in ToolInvocation.objects.filter(awaiting__isnull=False):
-            parking.expire_call(call.pk)
+            call_transitions.expire_call(call.pk)
         lifecycle.request_cancel(self.run_id)
         assert Run.objects.get(pk=self.run_id).status in FINAL_RUN_STATUSES
         assert list(lifecycle.violations(workers=False)) == []

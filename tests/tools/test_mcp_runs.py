@@ -82,7 +82,7 @@ def look(bench: Any, server: TaskServer) -> None:
 
 
 def test_a_task_is_asked_for_until_it_has_completed(bench, tasks, events, monkeypatch):
-    monkeypatch.setattr("runs.lifecycle.parking.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("runs.lifecycle.calls.PROGRESS_SECONDS", 0)
     add_tool(tasks)
     tasks.tool = lambda params: task("t-1", pollIntervalMs=60_000, statusMessage="Begun") | {"resultType": "task"}
     run = park(bench)

@@ -219,7 +219,7 @@ def test_progress_is_shown_and_comes_at_most_once_a_second(bench, server, events
 
 def test_progress_does_not_disturb_a_worker(bench, server, monkeypatch):
     """Each one that is kept makes the run's worker read the run again."""
-    monkeypatch.setattr("runs.lifecycle.parking.PROGRESS_SECONDS", 600)
+    monkeypatch.setattr("runs.lifecycle.calls.PROGRESS_SECONDS", 600)
     add_tool(server)
     server.status = 202
     add_tool(server, "slow", park_seconds=None)
@@ -299,7 +299,7 @@ def test_a_call_expires_and_the_run_goes_on(bench, server):
 
 
 def test_a_callback_after_the_time_expires_the_call_itself(bench, server, monkeypatch):
-    monkeypatch.setattr("runs.lifecycle.sweeps.parking.expire_call", lambda key: False)
+    monkeypatch.setattr("runs.lifecycle.sweeps.calls.expire_call", lambda key: False)
     add_tool(server)
     run, call = park(bench, server)
     ToolInvocation.objects.update(expires_at=clock.now())
