@@ -75,13 +75,12 @@ def move_run(
         happened = [*happened, events.run_status(changed(run, **changes, status=to))]
     changes |= {"status": to, "last_stream_index": run.last_stream_index + len(happened), "updated_at": now}
     known, moved = as_known(run), changed(run, **changes)
-    stream, reports, writes = new_events(run, happened, now, ends=moved.is_over), Writes(), Writes()
-    _emit(reports, run, happened)
+    writes = Writes()
     writes.include(before or Writes())
     writes.update(Run, known, changes, _KEY)
     writes.guards = len(writes.statements)
-    writes.insert(*stream)
-    writes.include(reports)
+    writes.insert(*new_events(run, happened, now, ends=moved.is_over))
+    _emit(writes, run, happened)
     writes.include(also or Writes())
     if not writes.do():
         raise LeaseLost(run.pk)
