@@ -182,17 +182,16 @@ def wakeable_runs(limit: int, after: int = 0) -> tuple[list[str], int]:
     was raised. Looks at BATCH users with ids above ``after``. Returns the runs, and ``after`` for the next call.
     """
     users = [user_id for (user_id,) in read(_THROTTLED_USERS, [after, BATCH])]
-    running: dict[int, int] = {}
-    if users and settings.RUN_USER_LIMIT:
-        counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING, parked=False).order_by()
-        running = dict(counted.values_list("user_id").annotate(Count("pk")))
+    most = settings.RUN_USER_LIMIT or math.inf
+    counted = Run.objects.filter(user_id__in=users, status=RunStatus.RUNNING, parked=False).order_by()
+    running = dict(counted.values_list("user_id").annotate(Count("pk")))
     found: list[str] = []
     for user_id in users:
         if len(found) >= limit:
             return found, after
-        room = settings.RUN_USER_LIMIT - running.get(user_id, 0) if settings.RUN_USER_LIMIT else limit
+        room = min(most - running.get(user_id, 0), limit - len(found))
         if room > 0:
-            found += throttled_runs(user_id).values_list("pk", flat=True)[: min(room, limit - len(found))]
+            found += throttled_runs(user_id).values_list("pk", flat=True)[: int(room)]
         after = user_id
     return found, after if len(users) == BATCH else 0
 
