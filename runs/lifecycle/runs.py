@@ -59,9 +59,8 @@ def enqueue(run: Run, chat: Chat, title: str | None, also: Writes, *, locked: bo
     writes = Writes()
     # Every change of a chat changes one of these fields.
     read = {"active_run_id": chat.active_run_id, "updated_at": chat.updated_at, "deleted_at": None}
-    changes: dict[str, Any] = {"active_run_id": chat.active_run_id or run.pk, "title": title, "updated_at": now}
-    if run.blocked:
-        changes["has_line"] = True
+    changes = {"active_run_id": chat.active_run_id or run.pk, "has_line": run.blocked}
+    changes |= {"title": title, "updated_at": now}
     writes.update(Chat, {"id": chat.pk} | ({} if locked else read), changes)
     writes.insert(run)
     of_run = {"run": run, "user_id": run.user_id, "created_at": now}
