@@ -80,12 +80,13 @@ def take_place(user_id: int) -> str:
 
 def opening_of(request: Request, run: Run, after: int = 0, place: str | None = None) -> Opening:
     """The stream of a run that the request may read."""
+    user: Any = request.user
     auth: Any = request.auth
     is_session = isinstance(auth, dict)
     key_id = None if is_session else auth.pk
     expires_at = auth["exp"] + settings.SESSION_LEEWAY_SECONDS if is_session else None
     last, final = run.last_stream_index, run.last_stream_index if run.is_over else None
-    return Opening(run.pk, after, last, final, run.user_id, key_id, expires_at, place)
+    return Opening(run.pk, after, last, final, user.pk, key_id, expires_at, place)
 
 
 class StreamViewSet(ServiceViewSet):

@@ -134,7 +134,9 @@ def test_run_continues_after_the_client_disconnects(stack: Stack) -> None:
 
 
 def test_calls_that_wait_hold_no_thread(make_stack: Callable[..., Stack]) -> None:
-    stack = make_stack(environment={"runs.mcp.views.MCP_WAITS_PER_USER": "5", "WEB_THREADS": "2"})
+    """And a look at the caller's credential, which is still valid, ends none of them."""
+    short = {"runs.streams.hub.STREAM_AUTH_SECONDS": "0.05"}
+    stack = make_stack(environment={"runs.mcp.views.MCP_WAITS_PER_USER": "5", "WEB_THREADS": "2"} | short)
     driver = Driver(stack.public("ada"))
     chats = [driver.chat() for _ in range(5)]
 
