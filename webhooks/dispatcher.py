@@ -148,7 +148,7 @@ async def attempt(delivery: Delivery) -> Attempt:
     lines, so it needs a task of its own.
     """
     logs.request_id.set(delivery.request_id or logs.NONE)
-    logs.run_id.set(delivery.run_id or "")
+    logs.run_id.set(delivery.run_id or logs.NONE)
     logs.task_id.set(delivery.pk)
     # The service's clock: the signed time is independent of the local clock.
     outcome, tick = delivery.attempt(started_at=clock.now()), time.monotonic()

@@ -22,6 +22,7 @@ from config.telemetry import logs
 from tests import factories
 from tests.webhooks.conftest import deliver, emit
 from tests.webhooks.receiver import answer, receiving
+from webhooks import services
 from webhooks.models import Delivery
 
 CANARY = "canary-4711"
@@ -193,6 +194,7 @@ def test_a_line_about_a_webhook_attempt_names_its_request_and_run(user, listen):
     lines = listen(logs.JsonFormatter())
     with receiving(answer(500, CANARY.encode())) as receiver:
         factories.EndpointFactory(user=user, url=f"{receiver.url}?token={CANARY}")
+        services.send_test(user)
         for run_id, request_id in (("run_1", "mine"), ("run_2", "")):
             emit(user.pk, "agent.started", run_id=run_id, chat_id="chat_1", request_id=request_id)
         deliver()
@@ -201,6 +203,7 @@ def test_a_line_about_a_webhook_attempt_names_its_request_and_run(user, listen):
     assert {(line["request_id"], line["run_id"], line["task_id"]) for line in logged} == {
         ("mine", "run_1", deliveries["run_1"]),
         ("-", "run_2", deliveries["run_2"]),
+        ("-", "-", deliveries[None]),
     }
     assert CANARY not in "".join(lines)
     assert logs.run_id.get() == logs.task_id.get() == logs.NONE
