@@ -97,6 +97,15 @@ def test_the_charge_of_a_summary_names_it(user):
     assert statement.sentence(LedgerEntry.objects.get(type="USAGE")) == "0.5 credits for gpt, summary"
 
 
+def test_a_search_for_a_call_finds_its_hold_its_settlement_and_its_refunds_alone(boss, user, approved):
+    ledger.refund(approved.pk, MICRO, reason="Broken chart", staff=boss.person)
+    place(user, 2 * MICRO, run=approved.run_id)
+    found = rows(boss, f"?q={approved.invocation_id}&holds=all")
+    assert sorted(entry.type for entry in found) == ["CAPTURE", "HOLD", "REFUND", "RELEASE"]
+    assert {entry.invocation_id for entry in found} == {approved.invocation_id}
+    assert rows(boss, "?q=inv_none&holds=all") == []
+
+
 def test_settled_holds_are_folded_unless_they_are_asked_for(boss, user, approved):
     mine = f"q={user.username}"
     assert [entry.type for entry in rows(boss, f"?{mine}")] == ["CAPTURE", "GRANT"]
