@@ -8,7 +8,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from runs.catalogue.yaml import MalformedYAML, parse, to_text
-from tests.tiers import examples
 
 # What readers of YAML 1.1, of YAML 1.2 and of JSON treat differently, as texts.
 ODD = [
@@ -60,7 +59,8 @@ VALUES = st.recursive(
 )
 
 
-@hypothesis_settings(deadline=None, max_examples=examples(300))
+@pytest.mark.slow
+@hypothesis_settings(deadline=None, max_examples=300)
 @given(VALUES)
 @example(ODD)
 @example({text: text for text in ODD})

@@ -12,7 +12,7 @@ from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.services, pytest.mark.stack, pytest.mark.timeout(240)]
 
-SECONDS = 25
+SECONDS = 15
 
 
 @pytest.mark.parametrize(("surface", "prefix"), [("session", "^/api/v1/"), ("public", "^/api/public/v1/")])

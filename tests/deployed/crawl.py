@@ -25,8 +25,8 @@ def sign_in(url: str, name: str, password: str) -> requests.Session:
     return session
 
 
-def pages(session: requests.Session, url: str) -> Iterator[tuple[str, requests.Response]]:
-    """(path, response) of the first page and of the pages that its links lead to, a few of each kind."""
+def pages(session: requests.Session, url: str, rows: int = ROWS) -> Iterator[tuple[str, requests.Response]]:
+    """(path, response) of the first page and of the pages that its links lead to, of each kind ``rows`` or one."""
     waiting, seen, kinds = deque(["/admin/"]), {"/admin/"}, Counter[str]()
     while waiting:
         path = waiting.popleft()
@@ -37,7 +37,7 @@ def pages(session: requests.Session, url: str) -> Iterator[tuple[str, requests.R
             kind = kind_of(found)
             if not found.startswith("/admin/") or re.search(SKIPPED, found) or found in seen:
                 continue
-            if kinds[kind] < (ROWS if re.search(ROW, kind) else OTHERS):
+            if kinds[kind] < (rows if re.search(ROW, kind) else OTHERS):
                 kinds[kind] += 1
                 seen.add(found)
                 waiting.append(found)
