@@ -189,11 +189,17 @@ def prepared(service: LocalService) -> str:
     return again.stdout
 
 
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_make_run_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_make_run_leaves_no_process_behind(state: Path, number: signal.Signals) -> None:
+    """The first start makes the state, and the others find it."""
     import psutil
 
-    service = LocalService(tmp_path)
+    service = LocalService(state)
     children: list[psutil.Process] = []
     try:
         wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")

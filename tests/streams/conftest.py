@@ -108,6 +108,10 @@ class Listener:
         return [(int(event.id), event.event, event.json()) for event in self.listen(run_id, after)]
 
 
+# Both processes run the same program, so most tests need only one of them.
+SERVERS = ("web", "stream")
+
+
 class StreamStack(Stack):
     """A stack with a web process and a stream process."""
 

@@ -1,4 +1,4 @@
-"""Tests of streams of real runs, from both servers, with real clients."""
+"""Tests of streams of real runs with real clients."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from httpx_sse import EventSource
 
 from tests.driver import Driver
 from tests.stack.stack import Stack, is_ready
-from tests.streams.conftest import SHORT, Listener, StreamStack, parse, text_of
+from tests.streams.conftest import SERVERS, SHORT, Listener, StreamStack, parse, text_of
 
 pytestmark = pytest.mark.stack
 
@@ -25,9 +25,9 @@ SCRIPT = "\n".join(
 )
 
 
-@pytest.fixture(params=["web", "stream"])
-def server(request) -> str:
-    return request.param
+@pytest.fixture
+def server() -> str:
+    return "web"
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def driver(streams: StreamStack) -> Driver:
     return Driver(streams.session())
 
 
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("surface", ["session", "public"])
 def test_stream_has_all_events_of_a_live_run(streams, driver, server, surface):
     run = driver.start(SCRIPT)
@@ -185,6 +186,7 @@ def test_clients_that_do_not_read_lose_their_places(streams, driver, server):
         assert text_of(listener.all(run["id"])) == driver.content(driver.get(run["id"]))
 
 
+@pytest.mark.parametrize("server", SERVERS)
 def test_restart_of_the_server_loses_no_events(streams, driver, server):
     run = driver.start("/stream 60 50")
     listener = streams.listener(server)
@@ -209,6 +211,7 @@ def test_restart_of_the_server_loses_no_events(streams, driver, server):
     assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
+@pytest.mark.parametrize("server", SERVERS)
 def test_a_server_that_stops_ends_its_streams_in_order(streams, driver, server):
     """The client sees the end of a whole answer, and connects again; it need not guess from a lost connection."""
     run = driver.ask("/ask Which?")
