@@ -124,7 +124,7 @@ def test_an_upload_stored_but_not_recorded_before_the_completion_is_409(session,
     assert b"".join(content.streaming_content) == b"first"
 
 
-def test_a_storage_failure_is_503_and_the_upload_can_be_repeated(session, monkeypatch):
+def test_a_storage_failure_is_503_and_the_upload_can_be_repeated(session, monkeypatch, caplog):
     answer = announce(session).json()
 
     def fail(*args):
@@ -133,6 +133,7 @@ def test_a_storage_failure_is_503_and_the_upload_can_be_repeated(session, monkey
     with monkeypatch.context() as broken:
         broken.setattr(default_storage, "save", fail)
         assert code(upload(answer, b"Hello")) == (503, "UNAVAILABLE")
+    assert "an upload failed" in caplog.text
     assert upload(answer, b"Hello").status_code == 204
     with monkeypatch.context() as broken:
         broken.setattr(default_storage, "open", fail)

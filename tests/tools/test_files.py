@@ -272,11 +272,12 @@ def test_a_storage_that_fails_is_a_tool_error(call):
     assert "secret" not in failure.value.message
 
 
-def test_a_storage_that_does_not_answer_is_503(call, client):
+def test_a_storage_that_does_not_answer_is_503(call, client, caplog):
     (url,) = call("create_file", {"fileName": "a.txt", "content": "x"}).urls
     with mock.patch.object(default_storage, "open", side_effect=ConnectionError("http://key:secret@storage")):
         answer = get(client, url)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    assert "a download failed" in caplog.text
     assert "secret" not in answer.content.decode()
 
 

@@ -356,7 +356,8 @@ def test_claim_is_returned_if_the_process_stops_before_it_sends(user, endpoint, 
 @pytest.mark.django_db
 def test_claim_is_returned_if_the_machine_was_suspended_before_it_sends(user, endpoint, receiver, monkeypatch):
     """Its claim may lapse during the attempt, so another process could make the next attempt at the same time."""
-    delivery, real, suspensions = record(user), claims.take_ready, [3600, 0]
+    delivery, real = record(user), claims.take_ready
+    suspensions = [transitions.WEBHOOK_CLAIM_MARGIN_SECONDS + 1, 0]
     now, suspended = clock.now, [0]
     monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=sum(suspended)))
 
