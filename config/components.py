@@ -71,7 +71,7 @@ SPECTACULAR_SETTINGS = {
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
-    # JavaScript: an object of options.js, because a preset is no JSON.
+    # JavaScript, because JSON cannot name a preset: config/static/docs/options.js.
     "SWAGGER_UI_SETTINGS": "window.swaggerOptions()",
     "SWAGGER_UI_FAVICON_HREF": "/static/staff/favicon.svg",
     "COMPONENT_SPLIT_REQUEST": True,

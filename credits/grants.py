@@ -92,7 +92,7 @@ def revoke(given: LedgerEntry, *, reference: str, reason: str, mode: str) -> tup
 
 
 def with_balances(entries: Iterable[Any]) -> Iterator[Any]:
-    """Sets ``balance_after`` of rows of an account, which come newest first without gaps. One query."""
+    """``entries`` with ``balance_after``. They belong to one account and come newest first, without gaps. One query."""
     balance: int | None = None
     for entry in entries:
         entry.balance_after = balance_after(entry) if balance is None else balance

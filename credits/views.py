@@ -82,6 +82,7 @@ class LedgerViewSet(CreditsViewSet):
             parts = serializers.csv_parts(usage.export(self.owner_id))
             headers = {"Content-Disposition": 'attachment; filename="ledger.csv"', "Cache-Control": "no-store"}
             return StreamingHttpResponse(parts, content_type="text/csv; charset=utf-8", headers=headers)
+        # The list makes the generator set the balance of each row.
         return self.page(self.get_queryset(), prepare=lambda rows: list(grants.with_balances(rows)))
 
 

@@ -143,8 +143,8 @@ def _claim(allowances: dict[str, int]) -> list[Delivery]:
         # Under the lock, attempts are counted again: no other process can claim meanwhile.
         cursor.execute(sql, [most, moment, array(endpoints)])
         for endpoint_id, keys, in_flight in cursor.fetchall():
-            most_now = concurrency(endpoints[endpoint_id].user_id is None) - in_flight
-            allowed = min(most_now, allowances[endpoint_id])
+            free = concurrency(endpoints[endpoint_id].user_id is None) - in_flight
+            allowed = min(free, allowances[endpoint_id])
             due += (keys or "").split()[: max(allowed, 0)]
     ready = Delivery.objects.filter(pk__any_of=due, status=Delivery.Status.PENDING, ready=True)
     deliveries = list(ready.select_for_update(no_key=True, skip_locked=True).order_by("next_attempt_at", "pk"))

@@ -147,7 +147,7 @@ class Delivery(ProtectedModel):
         return f"{self.event_type} {self.id}"
 
     def is_claimed_until(self, moment: datetime) -> bool:
-        """Whether the claim, which this process has made, does not lapse before ``moment``."""
+        """Whether the claim, which this process has made, still holds at ``moment``."""
         return self.next_attempt_at is not None and moment <= self.next_attempt_at
 
     def attempt(self, **outcome: Any) -> "Attempt":

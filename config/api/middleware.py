@@ -22,8 +22,8 @@ from config.telemetry.metrics import Counter, Histogram
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # The prefixes of signed addresses: their senders have no other credential.
 UPLOADS, FILES = "/uploads/", "/files/"
-# The views that are not DRF's and whose errors have the envelope, by the beginning of their path, and the log's text of
-# those that are our fault.
+# By the beginning of the path: what the log says of an error that is our fault. The views of these paths are not DRF's,
+# but their errors have the envelope too.
 FAILURES = {UPLOADS: "an upload failed", FILES: "a download failed", "/api/callbacks/": "a callback failed"}
 # Far more than the two cookies of the admin need.
 COOKIES_MAX_CHARS = 8 * 1024

@@ -28,12 +28,12 @@ class TestedAdmin(CatalogueAdmin):
     actions_detail = ("test",)
 
     def ask(self, row: Any) -> dict[str, Any]:
-        """For the page: what the server of the row answers now."""
+        """Ask the server of the row. Returns what the page shows of its answer."""
         raise NotImplementedError
 
     @action(description="Test", icon="network_check", permissions=["change"])
     def test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """What the server answers; POST asks it."""
+        """GET shows the page with its button. POST asks the server, and shows what it answers."""
         row = self.row(request, object_id)
         shown: dict[str, Any] = {}
         if request.method == "POST":
@@ -96,7 +96,7 @@ KEY_TONES = {"set": "success", "missing": "danger", "not needed": "default"}
 
 
 def key_of(provider: Provider) -> tuple[str, str]:
-    """(a name of KEY_TONES, text), by what is stored, which is not read: it may be that no key decrypts it."""
+    """(a name of KEY_TONES, text). A stored secret is not read, only looked for: perhaps no key decrypts it."""
     variable = key_variable(provider.name, provider.base_url)
     if Provider.objects.filter(pk=provider.pk).exclude(api_key=None, headers=None).exists():
         return "set", "set"
@@ -127,7 +127,7 @@ class ProviderAdmin(TestedAdmin):
         return HttpResponseRedirect(self.url("test", obj.pk))
 
     def ask(self, provider: Provider) -> dict[str, Any]:
-        """The models that the server lists, of which the page links each to a form that adds it."""
+        """The models that the server lists, and those that are added. The page links the others to their form."""
         names = models_of(Server.from_row(Provider.objects.get(pk=provider.pk)))
         return {"names": names, "known": set(provider.models.values_list("provider_model", flat=True))}
 

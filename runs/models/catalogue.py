@@ -106,7 +106,7 @@ class AgentModel(models.Model):
         super().save(**options)
 
     def validate_constraints(self, exclude: Any = None) -> None:
-        # Django's check of the constraint would refuse a new default.
+        # Django would refuse a new default: it checks the constraint before ``save`` replaces the present one.
         super().validate_constraints(exclude={*(exclude or ()), "is_default"})
 
 
