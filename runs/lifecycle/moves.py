@@ -117,10 +117,12 @@ def cancel_line(chat_id: str) -> None:
     if not runs:
         return
     happened = [(run, [events.run_status(changed(run, **ended))]) for run in runs]
-    writes = Writes().insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True)))
+    Writes().insert(*(row for run, told in happened for row in new_events(run, told, now, ends=True))).do()
+    # If the first event has no endpoint, the others have none either: all runs belong to one user.
+    reports = Writes()
     for run, told in happened:
-        _emit(writes, run, told)
-    writes.do()
+        _emit(reports, run, told)
+    reports.do()
     publisher.wake_after_commit(*(run.pk for run in runs))
     crash_after_commit(to)
     for run in runs:
