@@ -11,6 +11,7 @@ from runs.catalogue.definitions import Server
 from runs.llm import demo
 from runs.llm.base import AssistantMessage, Message, ModelError, ToolMessage, Usage, UserMessage
 from runs.llm.registry import client_for
+from runs.models import OUTPUT_TOOL
 from tests.llm.helpers import Heard, hear, request_of
 
 
@@ -114,6 +115,12 @@ def test_consecutive_calls_share_a_turn_and_later_calls_start_a_new_one():
     assert len(set(ids)) == 4
 
 
+def test_a_line_that_gives_the_output_is_a_turn_of_its_own():
+    turns = play(f"/call a\n/call {OUTPUT_TOOL} {{}}\n/call b", *"123")
+
+    assert [[call.name for call in heard.calls] for heard in turns] == [["a"], [OUTPUT_TOOL], ["b"], []]
+
+
 @pytest.mark.parametrize(
     ("line", "arguments"),
     [("/call t", "{}"), ('/call\tt  {"a":  1} ', '{"a":  1}'), ("/call t {broken", "{broken"), ("/call t [1]", "[1]")],
@@ -173,6 +180,7 @@ def test_usage_line_sets_the_usage_of_its_turn():
     turns = play("/usage 1000 50\n/call a\n/usage 7 0", "ok")
 
     assert [heard.usage for heard in turns] == [Usage(1000, 50), Usage(7, 0)]
+    assert turn("/length\n/usage 7 0").usage == Usage(7, 0)
 
 
 def test_usage_is_estimated_from_the_text_without_a_usage_line():

@@ -116,6 +116,13 @@ def test_connections_are_kept_for_the_next_request():
         assert receiver.connections == 3
 
 
+def test_each_answer_on_a_kept_connection_may_have_long_headers():
+    with receiving(answer(200, b"ok", f"X-Long: {'a' * 60_000}\r\n")) as receiver:
+        for _ in range(6):  # together, they are longer than one answer may have
+            assert send(receiver.url, reuse=True).body == b"ok"
+        assert receiver.connections == 1
+
+
 @pytest.mark.parametrize("reuse", [True, False])
 def test_requests_that_have_ended_occupy_no_memory(reuse):
     with receiving() as receiver:
