@@ -202,12 +202,12 @@ def earn(response: aiohttp.ClientResponse, count: int) -> None:
         found.left += 2 * count
 
 
-# The exchange of the request that the current task opens; requests to model servers have none.
+# The exchange of the request that the current task opens. Tasks that ask model servers open none.
 _exchange: ContextVar[Exchange] = ContextVar("exchange")
 
 
 class _Request(aiohttp.ClientRequest):
-    """Tells the exchange and the socket about each other before anything is sent."""
+    """Before it is sent, tells the exchange and the socket about each other, and counts the socket's bytes anew."""
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         exchange = _exchange.get(None)

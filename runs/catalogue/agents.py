@@ -52,7 +52,7 @@ def save(
 
 
 def differs(current: Any, column: str, value: Any) -> bool:
-    """Whether the column of a version, or of what has its columns, has another value."""
+    """Whether ``current``, a version or an object with its columns, has another value in this column."""
     before = getattr(current, column)
     if column == "tools" and before is not None and value is not None:
         return sorted(before) != sorted(value)  # the order of tools has no meaning
