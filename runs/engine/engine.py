@@ -1,8 +1,6 @@
-"""The engine of a run worker process: it admits runs, cancels them, hands them over and stops the process. And the
+"""The engine of a run worker process, which admits runs, cancels them, hands them over and stops the process; and its
 heartbeat, a thread that renews the lease of these runs, and looks for cancels and lost work.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib

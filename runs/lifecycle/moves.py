@@ -65,10 +65,10 @@ def changed(row: M, **changes: Any) -> M:
 def move_run(
     run: Run, to: str, happened: Events, *, before: Writes | None = None, also: Writes | None = None, **changes: Any
 ) -> Run:
-    """Move ``run`` to the status ``to``, which may be its present one. Append ``happened`` to its stream and, if the
-    status is new, the event that says so; also the webhook events that report them. If ``changes`` make the run due, a
-    worker is nudged. Returns the run as it then is. Raises LeaseLost if the row differs from ``run`` (``as_known``), or
-    if a guard of ``before`` finds no row; then nothing is written, also not ``also``.
+    """Move ``run`` to the status ``to``, which may be its present one. Append to its stream ``happened`` and, if the
+    status is new, the event ``run.status``; record the webhook events that report them. Nudge a worker if ``changes``
+    have a ``due_at``. Returns the run as it then is. Raises LeaseLost if the row differs from ``run`` (``as_known``),
+    or if a guard of ``before`` finds no row; then nothing is written, also not ``also``.
     """
     now = clock.now()
     if run.status != to:
@@ -192,8 +192,8 @@ def _emit(writes: Writes, run: Run, happened: Events) -> None:
 
 
 def move_row(row: OfRun, **changes: Any) -> OfRun:
-    """Change a waitpoint, or for ``move_call`` a tool call, that still has its status; the same transaction has locked
-    or fenced its run. Returns the row as it then is.
+    """Change a waitpoint, or a tool call for ``move_call``. The same transaction has locked or fenced its run. Returns
+    the row as it then is. Raises LeaseLost if the stored status differs from that of ``row``.
     """
     if not Writes().update(type(row), {"id": row.pk, "status": row.status}, changes, _KEY).do():
         raise LeaseLost(row.run_id)
@@ -201,6 +201,7 @@ def move_row(row: OfRun, **changes: Any) -> OfRun:
 
 
 def move_call(call: ToolInvocation, **changes: Any) -> ToolInvocation:
+    """``move_row`` for a tool call, whose moves are counted."""
     moved = move_row(call, **changes, updated_at=clock.now())
     metrics.call_moved(moved, call.status)
     return moved
