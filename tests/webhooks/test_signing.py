@@ -12,6 +12,7 @@ import standardwebhooks
 from cryptography.fernet import Fernet
 from django.utils import timezone
 
+from config.kernel import clock
 from tests import factories
 from tests.webhooks.conftest import deliver, pass_time, record
 from tests.webhooks.receiver import answer
@@ -45,6 +46,17 @@ def test_delivery_has_the_documented_headers(user, endpoint, receiver):
     names = [name for name, _ in request.headers]
     for name in ("X-Service-Signature", "X-Service-Timestamp", "X-Service-Event-Id", "X-Service-Delivery-Attempt"):
         assert names.count(name) == 1
+
+
+def test_the_signed_time_is_that_of_the_database(user, endpoint, receiver, monkeypatch):
+    """The clock of the machine may be wrong. Receivers refuse a time that is far from their own."""
+    right = clock.now
+    monkeypatch.setattr(clock, "now", lambda: right() + timedelta(hours=1))
+    record(user)
+    expected = clock.now()
+    deliver()
+    (request,) = receiver.requests
+    assert int(request.header("X-Service-Timestamp")) >= int(expected.timestamp() * 1000)
 
 
 def test_standard_webhooks_library_verifies(user, endpoint, receiver):
