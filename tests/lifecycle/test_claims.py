@@ -30,21 +30,22 @@ def test_concurrent_claims_respect_the_user_limit(settings, user):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_runs_that_end_at_the_same_moment_start_as_many(settings, user, nudges):
+@pytest.mark.parametrize("leave", [lifecycle.finish, lifecycle.park_run])
+def test_runs_that_leave_their_places_at_the_same_moment_start_as_many(settings, user, nudges, leave):
     settings.RUN_USER_LIMIT = LIMIT
     started = [
         services.start_run(user, factories.ChatFactory(user=user).pk, message="Hello").pk for _ in range(STARTED)
     ]
     running = [run for run_id in started if (run := lifecycle.claim(run_id, "wkr_1"))]
     nudges.clear()
-    side_by_side(LIMIT, lambda number: lifecycle.finish(running[number]))
+    side_by_side(LIMIT, lambda number: leave(running[number]))
     nudged = [run_id for _, run_ids, _ in nudges for run_id in run_ids]
     assert sorted(nudged) == started[LIMIT : 2 * LIMIT]
     # No later run takes their places, and a sweep finds them if their messages are lost.
     assert lifecycle.claim(started[2 * LIMIT], "wkr_1") is None
     assert lifecycle.wakeable_runs(STARTED) == (started[LIMIT : 2 * LIMIT], 0)
     assert all(lifecycle.claim(run_id, "wkr_1") for run_id in nudged)
-    assert Run.objects.filter(status="running").count() == LIMIT
+    assert Run.objects.filter(status="running", parked=False).count() == LIMIT
 
 
 def backlog(user, count: int, **fields) -> list[Run]:
