@@ -12,6 +12,7 @@ from credits import ledger
 from credits.models import LedgerEntry
 from runs import lifecycle
 from runs.models import ModelAttempt, Run, RunEvent, ToolInvocation, Worker
+from runs.tools.base import ToolResult
 from tests import factories
 from tests.driver import Driver, InProcess, until
 from tests.factories import RunFactory, force_update
@@ -153,6 +154,16 @@ def test_a_former_owner_ends_no_request():
     stored = Run.objects.get(pk=run.pk)
     assert (stored.model_retries, stored.last_stream_index) == (run.model_retries, run.last_stream_index)
     assert not ModelAttempt.objects.exists()
+
+
+def test_a_call_that_has_ended_gets_no_other_outcome():
+    run = RunFactory(status="running", worker_id="wrk_1", lease_token=3, running_since=clock.now())
+    call = factories.ToolInvocationFactory(run=run, status="DISPATCHING")
+    force_update(ToolInvocation.objects.filter(pk=call.pk), status="FAILED")
+    with pytest.raises(lifecycle.LeaseLost):
+        lifecycle.record_call_result(run, call, ToolResult("late"))
+    assert ToolInvocation.objects.get().status == "FAILED"
+    assert not RunEvent.objects.exists()
 
 
 @pytest.mark.parametrize(
