@@ -18,9 +18,8 @@ PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--r
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 # The tests of one file run in one worker, so that the processes of a module start once. tests/conftest.py sets the order.
 # Tests wait for a part of their time, for threads, processes and leases, so there are three workers for two hardware
-# threads. Tests of faults, whose leases end on a busy machine, have one per core.
-BY_FILE := --dist loadfile --no-loadscope-reorder
-PARALLEL = -n $(shell $(PY) -c 'import os; print(max(2, os.cpu_count() * 3 // 2))') $(BY_FILE)
+# threads.
+PARALLEL = -n $(shell $(PY) -c 'import os; print(max(2, os.cpu_count() * 3 // 2))') --dist loadfile --no-loadscope-reorder
 
 .PHONY: FORCE help run test test-services test-faults check lint types contracts format schema docs site bench bench-peers bench-check lock lock-images clean venv
 
@@ -49,7 +48,7 @@ test-services: $(VENV)/.installed-dev ## Run the tests on a temporary PostgreSQL
 FAULTS := tests/faults tests/isolation
 # Tests that measure time run without parallel workers, after the others.
 test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow down real processes
-	@$(PY) -m tests.stack.run_services $(PYTEST) -q -n auto $(BY_FILE) $(FAULTS) -m "faults and not alone" --durations=10; rest=$$?; \
+	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) $(FAULTS) -m "faults and not alone" --durations=10; rest=$$?; \
 	$(PY) -m tests.stack.run_services $(PYTEST) -q $(FAULTS) -m "faults and alone" --durations=5 && exit $$rest
 
 check: ## Check lint, types, import rules, migrations, settings, API schema, documentation
