@@ -46,10 +46,10 @@ test-services: $(VENV)/.installed-dev ## Run the tests on a temporary PostgreSQL
 	$(MAKE) test-faults && exit $$rest
 
 FAULTS := tests/faults tests/isolation
-# Tests that measure time run without parallel workers, after the others.
+# Tests that measure time run after the others, in two workers, which mostly wait.
 test-faults: $(VENV)/.installed-dev ## Run the tests that kill, stop and slow down real processes
 	@$(PY) -m tests.stack.run_services $(PYTEST) -q $(PARALLEL) $(FAULTS) -m "faults and not alone" --durations=10; rest=$$?; \
-	$(PY) -m tests.stack.run_services $(PYTEST) -q $(FAULTS) -m "faults and alone" --durations=5 && exit $$rest
+	$(PY) -m tests.stack.run_services $(PYTEST) -q -n 2 --dist loadgroup $(FAULTS) -m "faults and alone" --durations=5 && exit $$rest
 
 check: ## Check lint, types, import rules, migrations, settings, API schema, documentation
 	@$(MAKE) -k -j 2 lint types contracts
