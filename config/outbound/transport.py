@@ -207,7 +207,7 @@ _exchange: ContextVar[Exchange] = ContextVar("exchange")
 
 
 class _Request(aiohttp.ClientRequest):
-    """Before it is sent, tells the exchange and the socket about each other, and counts the socket's bytes anew."""
+    """Before it is sent, it links its exchange and its socket, and gives the socket new spare bytes."""
 
     async def send(self, conn: Any) -> aiohttp.ClientResponse:
         exchange = _exchange.get(None)
