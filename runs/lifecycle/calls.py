@@ -278,6 +278,8 @@ def due_contacts(
     user, and number among the user's due calls, from 1 to ``of_a_user``. The longest due call of each user comes first.
     """
     due = ToolInvocation.objects.filter(contact_at__lte=clock.now())
+    if not due.exists():  # in most looks; Django builds the whole query in 3 ms
+        return []
     due = due.exclude(name__in=tools).exclude(run__user__in=users)
     turn = Window(RowNumber(), partition_by="run__user_id", order_by="contact_at")
     rows = due.annotate(turn=turn).filter(turn__lte=of_a_user).order_by("turn", "contact_at")
