@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from runs.catalogue.definitions import ModelDefinition
 from runs.errors import FailureReason
-from runs.tools.base import clean_text, shorten
+from runs.tools.base import ToolSpec, clean_text, shorten
 
 TOOL_CALLS_PER_TURN_MAX = 64
 MODEL_OUTPUT_MAX_CHARS = 1_000_000  # characters per turn; a longer answer is a `MODEL_ERROR`
@@ -19,15 +19,6 @@ MODEL_ATTACHMENT_MAX_BYTES = 20 * 1024 * 1024  # bytes of files that the model r
 
 ERROR_MESSAGE_MAX_CHARS = 1000
 TOOL_NAME_MAX_CHARS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that the model may call; ``input_schema`` is JSON Schema."""
-
-    name: str
-    description: str
-    input_schema: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

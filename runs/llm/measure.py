@@ -62,7 +62,7 @@ class Size:
     def add_fixed(self, instructions: str, tools: Iterable[ToolSpec]) -> None:
         self._part(instructions)
         for tool in tools:
-            self._part(to_text([tool.name, tool.description, tool.input_schema]))
+            self._part(tool.text)
 
     def add_message(self, message: Message, origin: str | None = None) -> None:
         """Add a message without its files. Reasoning counts if it is of ``origin``, or if ``origin`` is None."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from config.kernel.jsontext import VALUES_MAX, MalformedJSON, from_text, has_more_values, parse_object, to_text
 from runs.errors import FailureReason
-from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelRequest, ToolCall, ToolSpec
+from runs.llm.base import AssistantMessage, AttachedFile, ModelError, ModelRequest, ToolCall
 from runs.tools import schema
-from runs.tools.base import clean_text
+from runs.tools.base import ToolSpec, clean_text
 
 MODEL_EVENT_MAX_BYTES = 2 * 1024 * 1024  # of one event in the answer of a provider; a longer one is a `MODEL_ERROR`
 LONE_SURROGATE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")

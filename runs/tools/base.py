@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 from django.conf import settings
@@ -53,7 +53,21 @@ class ToolContext:
     end_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class ToolSpec:
+    """What a model reads of a tool that it may call; ``input_schema`` is JSON Schema."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+
+    @cached_property
+    def text(self) -> str:
+        """All of it as JSON. Kept, because the event loop measures it before each request."""
+        return to_text([self.name, self.description, self.input_schema])
+
+
+@dataclass(frozen=True)
 class ToolDefinition:
     """A snapshot of a row of ``runs.models.Tool``. ``price`` is in micro-credits."""
 
@@ -74,6 +88,10 @@ class ToolDefinition:
     park_seconds: int | None = None
     cancel_url: str = ""
     unsigned_callbacks: bool = False
+
+    @cached_property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, self.description, dict(self.input_schema))
 
     @property
     def time_limit(self) -> float:

@@ -20,9 +20,10 @@ from runs.engine import history
 from runs.engine.history import History
 from runs.engine.session import Session
 from runs.engine.transcript import Cut, RunPart, messages
-from runs.llm.base import ModelRequest, ToolSpec
+from runs.llm.base import ModelRequest
 from runs.llm.measure import BYTES_PER_TOKEN, files_bytes, fixed_bytes, message_bytes
 from runs.models import OUTPUT_TOOL, Compaction, CompactionKind, Turn
+from runs.tools.base import ToolSpec
 
 RUN_SUMMARY_MAX_TOKENS = 2048  # the most tokens of a summary; never more than an eighth of the model's room
 
@@ -197,8 +198,7 @@ def request_of(session: Session, plan: Plan) -> ModelRequest:
 
 def _tools(session: Session) -> tuple[ToolSpec, ...]:
     """The tools that the model may call: the run's own, and last the tool for its output."""
-    offered = sorted(session.tools().items())
-    tools = [ToolSpec(tool.name, tool.description, dict(tool.input_schema)) for _, tool in offered]
+    tools = [tool.spec for _, tool in sorted(session.tools().items())]
     if session.output_schema is not None:
         tools.append(ToolSpec(OUTPUT_TOOL, OUTPUT_DESCRIPTION, dict(session.output_schema)))
     return tuple(tools)
