@@ -54,6 +54,11 @@ for name, repeatable in (("look_up", True), ("book", False)):
     }})
 Tool.objects.filter(name="ask_user").update(price=2_000_000)
 """
+CHECK = """
+from django.core.management import call_command
+call_command("check_invariants")
+call_command("reconcile_credits")
+"""
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class Careful:
                     return answered
             assert time.monotonic() < deadline, f"{what} was not accepted in 60 s"
             time.sleep(0.1)
+
+
+def require_correct_data(stack: Stack) -> None:
+    """No invariant is violated, and the accounts are what the ledger says. One command saves the start of another."""
+    stack.manage("shell", "--no-imports", "-c", CHECK)
 
 
 def is_excused(answered: requests.Response) -> bool:
@@ -255,7 +265,7 @@ class Load:
                 assert call["errorCode"] in (None, "TOOL_ERROR", "OUTCOME_UNKNOWN"), call
         self._check_outside(ended)
         self._check_credits(ended)
-        self.stack.manage("check_invariants")
+        require_correct_data(self.stack)
 
     def _check_outside(self, ended: dict[str, dict[str, Any]]) -> None:
         made = Counter(request.header("Idempotency-Key") for request in list(self.tools.requests))

@@ -14,7 +14,7 @@ import pytest
 import redis
 import requests
 
-from tests.faults.load import PLAIN, QUESTION, TOOLS, Kind, at_work
+from tests.faults.load import PLAIN, QUESTION, TOOLS, Kind, at_work, require_correct_data
 from tests.stack import postgres
 from tests.stack.process import ROOT, Process, free_port, python
 
@@ -90,8 +90,7 @@ def test_runs_continue_on_a_restored_database(restored: str) -> None:
             assert load.driver.content(ended).endswith(kind.ending)
         assert load.sql("SELECT lease_losses FROM runs_run WHERE id = %s", running) == [(1,)]
         assert load.wrong == []
-        stack.manage("check_invariants")
-        stack.manage("reconcile_credits")
+        require_correct_data(stack)
 
 
 def test_a_failed_restore_ends_the_drill(restored: str) -> None:

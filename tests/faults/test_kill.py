@@ -3,6 +3,7 @@
 import pytest
 
 from tests.driver import Driver
+from tests.faults.load import require_correct_data
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
@@ -41,8 +42,7 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
     assert driver.credits()["held"] == "0"
     spent = sum(round(run["totalCreditsUsed"] * 1_000_000) for run in ended)
     assert round(float(driver.credits()["balance"]) * 1_000_000) == 100_000_000 - spent
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 @pytest.mark.timeout(240)
@@ -60,8 +60,7 @@ def test_runs_that_wait_for_credits_outlive_their_workers(make_stack) -> None:
     assert {driver.wait(run, timeout=120)["status"] for run in runs} == {"completed"}
     assert driver.get(waiting)["status"] == "cancelled"
     assert driver.credits()["held"] == "0"
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 @pytest.mark.faults
@@ -86,4 +85,4 @@ def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     assert (run["status"], run["errorCode"]) == ("failed", "WORKER_LOST")
     assert driver.credits() == {"balance": "100", "held": "0", "available": "100", "expiring": []}
     assert driver.finish("Hello")["status"] == "completed"
-    stack.manage("check_invariants")
+    require_correct_data(stack)

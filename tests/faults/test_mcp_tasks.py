@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import QUICK
+from tests.faults.load import QUICK, require_correct_data
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.stack.stack import Stack
 from tests.tools.test_mcp import accepts
@@ -49,7 +49,6 @@ def test_a_long_task_survives_the_end_of_every_worker(make_stack: Callable[..., 
         ended = driver.wait(run["id"])
         assert ended["answer"] == "It is All about bees, for Ada."
         assert [call["creditUsed"] for call in ended["toolInvocations"]] == [1]
-        stack.manage("check_invariants")
-        stack.manage("reconcile_credits")
+        require_correct_data(stack)
     finally:
         server.kill()

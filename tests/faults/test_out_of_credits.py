@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import QUICK, Careful
+from tests.faults.load import QUICK, Careful, require_correct_data
 from tests.stack.postgres import PostgresServer
 from tests.stack.stack import Client, Stack
 
@@ -54,8 +54,7 @@ def test_no_run_is_lost_and_no_balance_goes_below_zero(postgres_server: Postgres
                 bought.result()
         for user in users:
             user.check()
-        stack.manage("reconcile_credits")
-        stack.manage("check_invariants")
+        require_correct_data(stack)
 
 
 class Shopper:

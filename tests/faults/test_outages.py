@@ -69,7 +69,6 @@ def check(load: Load, asked: list[str]) -> None:
     load.check(timeout=120)
     # All workers came back: none has taken another's runs.
     assert load.sql("SELECT coalesce(sum(lease_losses), 0) FROM runs_run") == [(0,)]
-    load.stack.manage("reconcile_credits")
 
 
 def test_the_database_is_away_for_long(load: Load, postgres_server: PostgresServer) -> None:

@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from tests.driver import FINAL, Driver
-from tests.faults.load import NOT_NEEDED, QUICK, Careful
+from tests.faults.load import NOT_NEEDED, QUICK, Careful, require_correct_data
 from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import Receiver, answer, receiving
@@ -136,8 +136,7 @@ def test_callbacks_and_cancels_at_the_same_moment(service: tuple[Stack, Receiver
         assert used == 1.5 * sum(call["status"] == "COMPLETED" for call in run["toolInvocations"])
         assert {call["status"] for call in run["toolInvocations"]} <= {"COMPLETED", "FAILED"}
     assert driver.credits()["held"] == "0"
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 @pytest.mark.parametrize("points", WORKER_POINTS)
@@ -165,8 +164,7 @@ def test_a_worker_dies_while_it_parks(service: tuple[Stack, Receiver], points: t
             stack.manage("callback", call, "--result", "a film")
     ended = [driver.wait(run, timeout=60) for run in runs]
     assert {run["status"] for run in ended} == {"completed"}
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 @pytest.mark.parametrize("point", ["before_outcome", "committed_outcome"])
@@ -186,8 +184,7 @@ def test_the_web_process_dies_during_a_callback(service: tuple[Stack, Receiver],
     answered = call_back(stack, path, {"result": "another film", "creditUsed": 1.5})
     assert (answered["status"], answered["accepted"]) == ("COMPLETED", point == "before_outcome")
     check(driver, [run], 1)
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 class ToolClient:
@@ -275,6 +272,5 @@ def test_callbacks_from_many_clients_after_all_processes_were_killed() -> None:
         assert note("all callbacks are answered") - first < GROWTH_MIB
         for user in users:
             check(driver=user, runs=runs[user], calls=shares[user] * CALLS_EACH)
-        stack.manage("reconcile_credits")
-        stack.manage("check_invariants")
+        require_correct_data(stack)
         note("all runs are completed and charged once")

@@ -7,8 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.faults.load import NOT_NEEDED, QUICK, STREAM, Kind, Load, at_work
-from tests.stack.stack import Stack
+from tests.faults.load import NOT_NEEDED, QUICK, STREAM, Kind, Load, at_work, require_correct_data
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
@@ -55,11 +54,6 @@ def streamed(load: Load, run_id: str) -> str:
     return "".join(text for kind, text in rows if kind == "message.delta")
 
 
-def require_correct_data(stack: Stack) -> None:
-    stack.manage("check_invariants")
-    stack.manage("reconcile_credits")
-
-
 def test_a_locked_run_stops_no_other_run_of_its_worker(one_worker: Load) -> None:
     load = one_worker
     locked = load.start(LONG)
@@ -76,7 +70,6 @@ def test_a_locked_run_stops_no_other_run_of_its_worker(one_worker: Load) -> None
     assert load.sql("SELECT lease_token FROM runs_run WHERE id = %s", locked) == [(1,)]
     assert streamed(load, locked) == load.driver.content(run)
     assert len(load.driver.content(run).split()) > 100
-    require_correct_data(load.stack)
 
 
 def test_a_reference_to_a_run_in_an_open_transaction_delays_no_step(one_worker: Load) -> None:
@@ -114,7 +107,6 @@ def test_a_run_that_cannot_be_released_keeps_no_other_run(make_load: Callable[..
     assert 1 <= load.stack.logs(other, 10_000).count(bad) <= 5
     load.sql("UPDATE runs_run SET lease_losses = 0 WHERE id = %s RETURNING 1", bad)
     load.check()
-    require_correct_data(load.stack)
 
 
 def test_without_beat_waitpoints_expire_and_throttled_runs_start(make_load: Callable[..., Load]) -> None:

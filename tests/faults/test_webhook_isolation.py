@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.driver import Driver
+from tests.faults.load import require_correct_data
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import receiving
 
@@ -77,8 +78,7 @@ def test_disabling_an_endpoint_with_many_deliveries_delays_nobody(make_stack: Ca
     assert dead == (PENDING,)
     assert max(beside) <= max(2 * max(alone), FLOOR_SECONDS), f"alone {max(alone):.2f} s, beside {max(beside):.2f} s"
     assert disabling[0] < FLOOR_SECONDS
-    stack.manage("reconcile_credits")
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 def seconds_of_a_run(driver: Driver) -> float:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import QUICK
+from tests.faults.load import QUICK, require_correct_data
 from tests.stack.plugin import given_services
 from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack
@@ -156,7 +156,7 @@ def test_killed_workers_and_a_flushed_broker_lose_no_delivery(redis_server: Redi
     assert sum(len(delivery["attempts"]) > 1 for delivery in ended) > DELIVERIES // 2
     # A worker has at most 4 concurrent attempts to each endpoint when it is killed.
     assert lost <= (KILLS_EARLY + KILLS_LATE) * USERS * 4
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 STATES = """
@@ -187,7 +187,7 @@ def test_five_attempts_are_sent_at_most_if_the_worker_always_dies_before_it_reco
     # A worker can die before it sends the second of two claims, so one delivery may have been sent less often.
     assert max(sent.values()) == 5
     assert execute(stack, STATES) == [("DEAD", 2, 5)]
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 CLAIMED = "SELECT 1 FROM webhooks_delivery WHERE status = 'PENDING' AND claim_id IS NOT NULL"
@@ -217,7 +217,7 @@ def test_outcome_that_the_database_refuses_harms_no_other(stack: Stack) -> None:
         stack.wait_for(dead, 90, "the end of the refused deliveries")
         assert set(Counter(str(request.header("X-Service-Event-Id")) for request in bad.requests).values()) == {5}
         assert len(good.requests) == 20
-    stack.manage("check_invariants")
+    require_correct_data(stack)
 
 
 STATES_OF = """

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.driver import FINAL, Driver, until
+from tests.faults.load import require_correct_data
 from tests.isolation.compare import ROUNDS, assert_isolated
 from tests.streams.conftest import StreamStack
 from tests.webhooks.receiver import Receiver, answer, held
@@ -60,4 +61,4 @@ def test_runs_that_wait_for_locks_do_not_delay_other_users(stack: StreamStack, t
 
     assert_isolated(lambda: modest.finish("Hello"), locked)
     assert len(done) == RUNS * ROUNDS
-    stack.manage("check_invariants")
+    require_correct_data(stack)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.driver import Driver
+from tests.faults.load import require_correct_data
 from tests.isolation.compare import assert_isolated
 from tests.isolation.conftest import RUN_QUEUE_MAX
 from tests.streams.conftest import StreamStack
@@ -44,4 +45,4 @@ def test_full_queues_of_one_user_do_not_delay_other_users(stack: StreamStack) ->
         assert modest.finish("Hello")["status"] == "completed"
 
     assert_isolated(act, full)
-    stack.manage("check_invariants")
+    require_correct_data(stack)
