@@ -1,9 +1,9 @@
 // Talks to an agent with the official AG-UI client, unmodified, and prints what the client has in the end: once as it
-// is, and then once for each frame (or for every second, third …) after which a connection can break. The client then
-// runs again under the same runId.
+// is, and then once for each place where its connection breaks: after every second frame, every third …, or in the middle
+// of each step. The client then runs again under the same runId.
 import { HttpAgent } from "@ag-ui/client";
 
-const { url, token, steps, tools = [], run = {}, every = 1 } = JSON.parse(process.argv[2]);
+const { url, token, steps, tools = [], run = {}, every = "middle" } = JSON.parse(process.argv[2]);
 const headers = { Authorization: `Bearer ${token}` };
 const AT_ONCE = 8;
 const broken = new Error("the connection broke");
@@ -59,6 +59,7 @@ async function talk(cut) {
     }
   }
   said.messages = agent.messages;
+  if (cut) return said;
   // A client that has nothing yet runs the last one again.
   const again = new HttpAgent({ url, threadId: thread, headers });
   await again.runAgent({ runId: `${thread}-${steps.length - 1}` });
@@ -67,9 +68,13 @@ async function talk(cut) {
 }
 
 const whole = await talk(null);
-const cuts = whole.counts
-  .flatMap((count, step) => Array.from({ length: count - 1 }, (_, frames) => ({ step, frames: frames + 1 })))
-  .filter((_, index) => every && index % every === 0);
+const places = whole.counts.map((count, step) =>
+  Array.from({ length: count - 1 }, (_, frames) => ({ step, frames: frames + 1 })),
+);
+const cuts =
+  every === "middle"
+    ? places.map((frames) => frames[Math.floor(frames.length / 2)])
+    : places.flat().filter((_, index) => every && index % every === 0);
 const said = [whole];
 while (cuts.length) said.push(...(await Promise.all(cuts.splice(0, AT_ONCE).map(talk))));
 console.log(JSON.stringify(said));

@@ -23,7 +23,7 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
     "text": [{"say": "/say One\n/stream 5 5"}, {"say": "/say Two"}],
     "tools": [{"say": f'/say Let me see\n{SUM}\n/call calculate {{"expression": "1/0"}}\n/say {{result}}'}],
     "yes": [{"say": f"/say One\n{CHART}\n/say Two"}, {"resume": YES}],
-    "no": [{"say": f"/say One\n{CHART}\n/say Two"}, {"resume": NO}, {"say": "/say Three"}],
+    "no": [{"say": f"/say One\n{CHART}\n/say Two"}, {"resume": NO}],
     "cancelled": [{"say": "/ask Which day?"}, {"resume": {"status": "cancelled"}}, {"say": "/say Two"}],
     "beside": [
         {"say": f"/say One\n{CHART}\n/say Two\n/ask Which day?\n/say Three"},
@@ -42,12 +42,13 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
         {"say": "/say Three"},
     ],
 }
-# With these, the connection breaks after each frame in turn; with the others, after every third.
-EVERY = {"beside": 1, "tools": 1}
+# These have each kind of frame, and their connection breaks after every second or third; that of the others in the
+# middle of each step.
+EVERY = {"beside": 2, "tools": 2, "flaky": 3}
 PICK = {"name": "pick", "description": "Picks one.", "parameters": {"type": "object"}}
 ENDS = {
     "yes": ["interrupt", "success"],
-    "no": ["interrupt", "success", "success"],
+    "no": ["interrupt", "success"],
     "question": ["interrupt", "success"],
     "beside": ["interrupt", "interrupt", "success"],
     "results": ["interrupt", "success"],
@@ -55,11 +56,26 @@ ENDS = {
 }
 
 
+CREDITS = {"SIGNUP_CREDITS": "100000"}
+
+
 @pytest.fixture(scope="module")
-def service(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    servers = given_services() if request.param == "given" else {}
-    with Stack(**servers, environment={"SIGNUP_CREDITS": "100000"}) as running:
+def given() -> Iterator[Stack]:
+    with Stack(**given_services(), environment=CREDITS) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Stack]:
+    with Stack(environment=CREDITS) as running:
+        yield running
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest) -> Stack:
+    """One of the two. A fixture of the module with a parameter would start one for most tests."""
+    running: Stack = request.getfixturevalue(request.param)
+    return running
 
 
 def talk(service: Stack, npm: NpmFolder, steps: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
@@ -70,7 +86,7 @@ def talk(service: Stack, npm: NpmFolder, steps: list[dict[str, Any]], **options:
     for one in said:
         expected = messages_of(service, one["thread"])
         assert joined(one["messages"]) == expected, one
-        assert joined(one["again"]) == expected, one
+        assert joined(one.get("again", one["messages"])) == expected, one
     return said
 
 
@@ -93,19 +109,22 @@ def joined(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("service", "name"),
-    # What differs with the embedded broker and SQLite, such as wake-ups, shows in these.
-    [("given", name) for name in SCRIPTS] + [("embedded", name) for name in ("beside", "flaky")],
+    ("service", "name", "every"),
+    [
+        *(("given", name, EVERY.get(name, "middle")) for name in SCRIPTS),
+        # What differs with the embedded broker and SQLite, such as wake-ups, shows in these.
+        *(("embedded", name, "middle") for name in ("beside", "flaky")),
+    ],
     indirect=["service"],
 )
 def test_the_client_has_the_messages_of_the_chat_wherever_its_connection_breaks(
-    service: Stack, npm: NpmFolder, name: str
+    service: Stack, npm: NpmFolder, name: str, every: int | str
 ) -> None:
-    whole, *others = talk(service, npm, SCRIPTS[name], tools=[PICK], every=EVERY.get(name, 3))
+    whole, *others = talk(service, npm, SCRIPTS[name], tools=[PICK], every=every)
     assert whole["outcomes"] == ENDS.get(name, ["success"] * len(SCRIPTS[name]))
     assert ("MESSAGES_SNAPSHOT" in whole["types"]) == (name == "flaky")
-    breaks = sum(whole["counts"]) - len(whole["counts"])
-    assert len(others) == math.ceil(breaks / EVERY.get(name, 3))
+    places = sum(whole["counts"]) - len(whole["counts"])
+    assert len(others) == (math.ceil(places / every) if isinstance(every, int) else len(SCRIPTS[name]))
 
 
 def test_the_client_has_the_whole_answer_of_a_worker_that_was_killed(make_stack: Any, npm: NpmFolder) -> None:
