@@ -92,8 +92,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path.parent.name == "isolation" or item.path.name in ALONE_FILES:
             item.add_marker(pytest.mark.alone)
-            # The tests of isolation share a service, so one worker runs all of them.
-            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+            # The tests of isolation share a service, so one worker runs all of them. The others share one in a file.
+            shares = item.path.parent if item.path.parent.name == "isolation" else item.path
+            item.add_marker(pytest.mark.xdist_group(shares.name))
         if item.get_closest_marker("faults") and item.path.parent.name not in FAULTS:
             raise pytest.UsageError(f"{item.nodeid}: `make test-faults` looks into {FAULTS} alone")
         has_servers = MARKERS & {mark.name for mark in item.iter_markers()} or FIXTURES & set(item.fixturenames)

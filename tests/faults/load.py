@@ -42,6 +42,7 @@ QUICK = {
 }
 # Runs and webhooks do without them, so a test that is not about them saves their start and their sweeps.
 NOT_NEEDED = ("maintenance", "beat")
+RUNS_ALONE = ("webhooks", *NOT_NEEDED)
 # The process id of a run's owner.
 OWNER = "SELECT w.pid FROM runs_worker w JOIN runs_run r ON r.worker_id = w.id WHERE r.id = %s"
 CATALOGUE = """

@@ -4,6 +4,7 @@ once.
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -19,22 +20,24 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 # An outage is longer than these, and the leases of QUICK.
 SHORT_LIVED = QUICK | {
     "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
-    "config.settings.DATABASE_CONN_MAX_AGE": "8",
+    "config.settings.DATABASE_CONN_MAX_AGE": "5",
     "PLAYGROUND": "1",
     # A busy machine may give a process no time for two seconds. Before the outage, no lease or connection may be lost.
     "RUN_LEASE_SECONDS": "5",
     "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "5",
 }
-OUTAGE_SECONDS = 14
-# The models end in the outage of the database: at least 6 s after its begin, if the runs have started 8 s before it.
-MODEL_SECONDS = 14
-# One of the calls is always under way, for at least 8 s.
+OUTAGE_SECONDS = 10
+# The models end in the outage of the database: before it ends, if it begins a second after the runs, and after it
+# began, if it begins 10 s after them.
+MODEL_SECONDS = 10
+# One of the calls is always under way, for at least 10 s, until the test needs no more of them.
 CALL_SECONDS = 0.5
+enough = threading.Event()
 TOOLS = Kind("\n".join(["/call look_up {}\n/call look_up {}\n/say next"] * 16 + ["/say done"]), "done")
 
 
 def slower(receiver: Receiver, connection: socket.socket, request: Received) -> None:
-    time.sleep(CALL_SECONDS)
+    enough.wait(CALL_SECONDS)
     slow_result(receiver, connection, request)
 
 
@@ -49,6 +52,7 @@ def start(load: Load) -> list[str]:
     """Ten runs: some receive a model's stream or wait for a model, some make tool calls, and some wait for an answer,
     which this function leaves to ``check``. Returns the ids of the last.
     """
+    enough.clear()
     asked = load.start_all(*[QUESTION] * 2)
     for run_id in asked:
         load.driver.wait(run_id, "waiting")
@@ -64,6 +68,7 @@ def start(load: Load) -> list[str]:
 
 
 def check(load: Load, asked: list[str]) -> None:
+    enough.set()
     for run_id in asked:
         load.respond(load.driver.get(run_id)["pendingWaitpoint"])
     load.check(timeout=120)

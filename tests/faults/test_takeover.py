@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 TAKEOVER_SECONDS = 15.0
 CALL = '/call calculate {"expression": "1+1"}'
 SCRIPT = Kind("\n".join([CALL, "/say one", CALL, "/stream 40 100", CALL, "/say {result} is the end"]), "is the end")
-LONG = Kind("/stream 200 50\n/say and the end", "and the end")
+LONG = Kind("/stream 100 50\n/say and the end", "and the end")
 
 
 @pytest.fixture

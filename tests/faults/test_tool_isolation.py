@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.driver import Driver
-from tests.faults.load import QUICK, require_correct_data
+from tests.faults.load import QUICK, RUNS_ALONE, require_correct_data
 from tests.http_server import serving
 from tests.stack.plugin import given_services
 from tests.stack.process import Process, free_port, python
@@ -29,7 +29,7 @@ for name, url in (("stuck", "{stuck}"), ("quick", "{quick}")):
     )
 """
 CALLS_AT_WORK = 32
-SAMPLES = 15
+SAMPLES = 10
 # On a loaded machine, a difference below this is no sign of a queue.
 FLOOR_SECONDS = 0.5
 # Of a worker: Celery's, the database's, CPU and files, loops, heartbeat and publisher. Calls at work need none.
@@ -70,7 +70,7 @@ def stuck() -> Iterator[Receiver]:
 def users(stuck: Receiver) -> Iterator[Users]:
     with receiving(answer(200, b'{"result": "ok"}')) as quick:
         catalogue = CATALOGUE.format(stuck=stuck.url, quick=quick.url)
-        with Stack(**given_services(), run_workers=1, environment=QUICK, prepare=catalogue) as stack:
+        with Stack(**given_services(), environment=QUICK, prepare=catalogue, without=RUNS_ALONE) as stack:
             yield Users(stack)
 
 
@@ -200,7 +200,7 @@ def readers(storage: tuple[Storage, str], tmp_path: Path) -> Iterator[Users]:
         "runs.engine.process.RUN_WORKER_FILE_THREADS": str(FILE_THREADS),
     }
     try:
-        with Stack(**given_services(), run_workers=1, environment=environment, prepare=MODEL) as stack:
+        with Stack(**given_services(), environment=environment, prepare=MODEL, without=RUNS_ALONE) as stack:
             yield Users(stack)
     finally:
         model.kill()
@@ -217,8 +217,8 @@ def attached(user: Driver) -> dict[str, Any]:
 
 def test_files_that_hang_do_not_delay_another_users_files(readers: Users, storage: tuple[Storage, str]) -> None:
     hanging = [attached(readers.greedy) for _ in range(RUNS)]
-    alone = readers.slowest("Look", *[attached(readers.modest) for _ in range(RUNS)])
-    bodies = [attached(readers.modest) for _ in range(RUNS)]
+    alone = readers.slowest("Look", *[attached(readers.modest) for _ in range(SAMPLES)])
+    bodies = [attached(readers.modest) for _ in range(SAMPLES)]
     storage[0].stuck.update(attachment for body in hanging for attachment in body["attachmentIds"])
     greedy = [readers.greedy.start("Look", **body)["id"] for body in hanging]
     readers.stack.wait_for(lambda: storage[0].reads, what="a read that hangs")

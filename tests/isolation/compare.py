@@ -1,12 +1,11 @@
-"""Compares what a modest user waits for, without a greedy user and beside one, in alternate rounds of one test."""
+"""Compares what a modest user waits for, without a greedy user and then beside one."""
 
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-ROUNDS = 2
-SAMPLES = 8
+SAMPLES = 10
 RATIO_MAX = 2.0
 # The modest user's p99 may always take this long, because a busy machine can double a few milliseconds by itself.
 FLOOR_SECONDS = 0.5
@@ -16,17 +15,12 @@ def p99(seconds: list[float]) -> float:
     return sorted(seconds)[math.ceil(len(seconds) * 0.99) - 1]
 
 
-def assert_isolated(
-    act: Callable[[], object], greedy: Callable[[], AbstractContextManager[object]], samples: int = SAMPLES
-) -> None:
+def assert_isolated(act: Callable[[], object], greedy: Callable[[], AbstractContextManager[object]]) -> None:
     """``act`` is one action of the modest user, ``greedy`` the greedy user's load while it is entered."""
-    alone: list[float] = []
-    beside: list[float] = []
     act()  # the first one opens connections and fills caches
-    for _ in range(ROUNDS):
-        alone += [timed(act) for _ in range(samples)]
-        with greedy():
-            beside += [timed(act) for _ in range(samples)]
+    alone = [timed(act) for _ in range(SAMPLES)]
+    with greedy():
+        beside = [timed(act) for _ in range(SAMPLES)]
     limit = max(RATIO_MAX * p99(alone), FLOOR_SECONDS)
     assert p99(beside) <= limit, f"p99 {p99(beside):.3f} s beside the greedy user, {p99(alone):.3f} s without"
 

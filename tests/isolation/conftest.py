@@ -9,7 +9,7 @@ from tests.stack.plugin import given_services
 from tests.streams.conftest import StreamStack
 from tests.webhooks.receiver import Receiver, receiving
 
-RUN_QUEUE_MAX = 10
+RUN_QUEUE_MAX = 5
 HEAD_SECONDS, BODY_SECONDS = 8, 8
 ENVIRONMENT = {
     "RUN_QUEUE_MAX": str(RUN_QUEUE_MAX),

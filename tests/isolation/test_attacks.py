@@ -17,7 +17,7 @@ from tests.streams.conftest import StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.alone, pytest.mark.timeout(300)]
 
-SECONDS = 5.0
+SECONDS = 3.0
 P99_SECONDS = 1.0
 MEMORY_MAX = 400 * 2**20
 IDLE = 10_000

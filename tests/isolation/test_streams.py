@@ -100,8 +100,7 @@ def test_streams_of_one_user_do_not_delay_other_users(stack: StreamStack, server
     @contextlib.contextmanager
     def many() -> Iterator[None]:
         with opener(stack, f"greedy-{server}") as streams:
-            # The places of the round before may take a moment to be free.
-            until(lambda: streams.one(server).status == 429 and len(streams.open) >= LIMIT, 30)
+            assert [streams.one(server).status for _ in range(LIMIT)] == [200] * LIMIT
             assert {streams.one(server).status for _ in range(MORE)} == {429}
             assert len(streams.open) == LIMIT
             yield
