@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from django.db import models
 from runs.catalogue.entries import ENTRIES
 from runs.models import Agent, AgentModel, AgentVersion, Provider, Tool
 from tests.catalogue.conftest import EXAMPLE
+from tests.stack.process import ROOT, python, run
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (ROOT / "catalogue.example.yaml").read_text()
 # Lines with # directly before a name or a bracket are settings that the example leaves out.
 WHOLE = re.sub(r"^( *)#(?=\w+:)", r"\1", SHIPPED, flags=re.MULTILINE)
@@ -63,14 +62,7 @@ def prepare(folder: Path, catalogue: Path) -> subprocess.CompletedProcess[str]:
     """The preparation of ``make run``."""
     own = {"VAR_DIR": str(folder), "CATALOGUE_FILE": str(catalogue), "OUTBOUND_ALLOW_PRIVATE": "1"}
     others = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
-    return subprocess.run(
-        [sys.executable, "-m", "config.local", "prepare"],
-        cwd=ROOT,
-        env=others | own,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run(python("-m", "config.local", "prepare"), others | own)
 
 
 @pytest.mark.slow

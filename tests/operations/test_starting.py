@@ -3,13 +3,12 @@
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.stack.process import ROOT, Process, free_port, python, wait_for
+from tests.stack.process import ROOT, Process, free_port, python, run, wait_for
 from tests.stack.stack import CELERY, WORKER, Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -47,14 +46,8 @@ def test_each_process_says_once_that_it_is_ready(make_stack: Callable[..., Stack
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as other:
         port = other.getsockname()[1]
-        answer = subprocess.run(
-            python("-m", "config.serve"),
-            cwd=ROOT,
-            env={"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": str(port)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        given = {"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "PORT": str(port)}
+        answer = run(python("-m", "config.serve"), given)
     assert answer.returncode == 1
     assert answer.stderr.strip() == f"web on 0.0.0.0:{port}: Address already in use (os error 98)"
 
@@ -88,15 +81,7 @@ def test_a_command_ends_with_one_line(tmp_path: Path, address, command: str) -> 
 
 
 def require_one_line(url: str, reason: str, directory: Path, command: str) -> None:
-    answer = subprocess.run(
-        python("manage.py", *command.split()),
-        cwd=ROOT,
-        env=environment(url, directory),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    answer = run(python("manage.py", *command.split()), environment(url, directory))
     lines = [line for line in answer.stderr.splitlines() if "database" in line or "Traceback" in line]
     assert answer.returncode == 1, answer.stderr
     assert len(lines) == 1

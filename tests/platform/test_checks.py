@@ -1,8 +1,6 @@
 """System checks. Each test runs them in a separate process with its own environment."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,11 @@ from django.test import override_settings
 
 from config.checks import check_environment
 from runs.models import AgentModel, Provider
+from tests.stack.process import python, run
 
 # Each test starts a process.
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PRODUCTION = {
     "SECRET_KEY": "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyzABCDEF",
     "ENCRYPTION_KEYS": f"{Fernet.generate_key().decode()},{Fernet.generate_key().decode()}",
@@ -40,14 +38,8 @@ def check(tmp_path: Path, environment: dict[str, str], *args: str) -> str:
         for name in ("PATH", "HOME", "PYTHONPATH", "DJANGO_SETTINGS_MODULE")
         if name in os.environ
     }
-    answer = subprocess.run(
-        [sys.executable, "manage.py", "check", "--deploy", "--tag", "security", "--tag", "models", *args],
-        cwd=ROOT,
-        env=kept | {"VAR_DIR": str(tmp_path)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    command = python("manage.py", "check", "--deploy", "--tag", "security", "--tag", "models", *args)
+    answer = run(command, kept | {"VAR_DIR": str(tmp_path)} | environment)
     assert "Traceback" not in answer.stderr, answer.stderr
     return answer.stdout + answer.stderr
 
@@ -141,9 +133,7 @@ def test_no_server_starts_on_a_shared_database_without_its_key(tmp_path):
     environment["DJANGO_SETTINGS_MODULE"] = "config.settings"
     start = "from config import checks; checks.require_valid_settings()"  # as each server begins
     for given, expected in ((environment, 1), (environment | {"SECRET_KEY": PRODUCTION["SECRET_KEY"]}, 0)):
-        server = subprocess.run(
-            [sys.executable, "-c", start], cwd=ROOT, env=given, capture_output=True, text=True, timeout=100
-        )
+        server = run(python("-c", start), given)
         assert server.returncode == expected, server.stderr
         assert ("SECRET_KEY is not" in server.stderr) == bool(expected)
 
@@ -153,8 +143,7 @@ def test_an_https_address_makes_cookies_and_redirects_secure(tmp_path):
     program = f"from config import settings; print([bool(getattr(settings, name)) for name in {names}])"
     for url, secure in (("https://api.example.com", True), ("http://127.0.0.1:8000", False)):
         environment = PRODUCTION | {"BASE_URL": url, "VAR_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
-        printed = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=environment, text=True)
-        assert printed.strip() == str([secure] * 4)
+        assert run(python("-c", program), environment).stdout.strip() == str([secure] * 4)
 
 
 def test_all_wrong_settings_are_reported_together_with_remedies(tmp_path):

@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from config.serve.procfile import processes
-from tests.stack.process import ROOT
+from tests.stack.process import ROOT, python, run
 
 SECRETS = "cryptography.fernet"
 PAGES = ("config.urls", "unfold.admin", "rest_framework.views", "drf_spectacular.openapi", "runs.services")
@@ -19,22 +18,26 @@ CHECK = "import django; from django.core.management import call_command; django.
 BEAT = "from config.beat import app; app.loader.init_worker(); app.finalize()"
 
 
-def output(code: str, var_dir: Path) -> str:
-    """What the code prints in a process of its own."""
-    given = {"PATH": os.environ["PATH"], "VAR_DIR": str(var_dir), "DJANGO_SETTINGS_MODULE": "config.settings"}
+def environment(var_dir: Path) -> dict[str, str]:
     # A process that is not the first finds the generated secrets.
     (var_dir / "encryption_key").write_text("A" * 43 + "=")
     (var_dir / "session_key.pem").write_text("x")
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
+    return {
+        **{"PATH": os.environ["PATH"], "VAR_DIR": str(var_dir), "DJANGO_SETTINGS_MODULE": "config.settings"},
         # As --skip-checks of the Procfile does.
-        env=given | {"CELERY_SKIP_CHECKS": "true"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return answer.stdout.strip()
+        "CELERY_SKIP_CHECKS": "true",
+    }
+
+
+def loaded_by(code: str, var_dir: Path) -> set[str]:
+    """The modules that the code imports in a process of its own, which is no fork of one that has loaded some."""
+    command, given = python("-c", f"{code}; import sys; print(*sys.modules)"), environment(var_dir)
+    return set(subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=True).stdout.split())
+
+
+def output(code: str, var_dir: Path) -> str:
+    """What the code prints in a process of its own."""
+    return run(python("-c", code), environment(var_dir)).stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -51,13 +54,12 @@ def output(code: str, var_dir: Path) -> str:
     ],
 )
 def test_a_process_does_not_import_what_it_does_not_need(tmp_path, start, unneeded):
-    loaded = output(f"{start}; import sys; print(*sys.modules)", tmp_path).split()
+    loaded = loaded_by(start, tmp_path)
     assert [name for name in unneeded if name in loaded] == []
 
 
 def test_a_web_process_has_loaded_what_its_first_requests_need(tmp_path):
-    loaded = output("import config.asgi, sys; print(*sys.modules)", tmp_path).split()
-    assert {"celery", "jwt", "redis.asyncio"} <= set(loaded)
+    assert {"celery", "jwt", "redis.asyncio"} <= loaded_by("import config.asgi", tmp_path)
 
 
 def test_workers_do_not_load_the_routes_to_check_them():

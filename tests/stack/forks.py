@@ -1,4 +1,4 @@
-"""Starts ``python -m MODULE …`` and ``manage.py`` as forks of a process that has loaded the libraries already.
+"""Starts ``python -m MODULE …``, ``python -c CODE`` and ``manage.py`` as forks of a process with the libraries loaded.
 
 Loading them is most of the CPU time of a start, and the tests start hundreds of processes. A fork loads the service's
 own code itself, with its own environment: the server has none of it.
@@ -105,7 +105,7 @@ class Fork:
 
 def can(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether the command can start as a fork: a program in Python whose interpreter needs nothing before its start."""
-    of_python = command[0] == sys.executable and command[1] in ("-m", "manage.py")
+    of_python = command[0] == sys.executable and command[1] in ("-m", "-c", "manage.py")
     return allowed and of_python and "LD_PRELOAD" not in environment
 
 
@@ -209,6 +209,8 @@ def execute() -> None:
         name = sys.argv[1]
         sys.argv = sys.argv[1:]
         runpy.run_module(name, run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        exec(sys.argv[1], {"__name__": "__main__"})
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
 

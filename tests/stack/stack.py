@@ -15,8 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,8 +26,8 @@ import jwt
 import psycopg
 import requests
 
-from tests.stack import forks, postgres, redis
-from tests.stack.process import ROOT, Process, free_port, python, remove_directory, temporary_directory, wait_for
+from tests.stack import postgres, redis
+from tests.stack.process import ROOT, Process, free_port, python, remove_directory, run, temporary_directory, wait_for
 
 T = TypeVar("T")
 START_SECONDS = 90.0
@@ -248,17 +246,10 @@ class Stack:
         environment = {name: value for name, value in self.environment.items() if name != limit}
         # Django's checks, which `make check` runs too, take as long as these commands.
         skip = ["--skip-checks"] if arguments[0] in UNCHECKED else []
-        command = python("manage.py", *arguments, *skip)
-        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            if forks.can(command, environment):
-                code = forks.start(command, environment, stdout, stderr).wait()
-            else:
-                given: Any = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL, "check": False}
-                code = subprocess.run(command, stdout=stdout, stderr=stderr, **given).returncode
-            outputs = [os.pread(file.fileno(), 1 << 26, 0).decode() for file in (stdout, stderr)]
-        if check and code:
-            raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{''.join(outputs)}")
-        return outputs[0]
+        done = run(python("manage.py", *arguments, *skip), environment, timeout=None)
+        if check and done.returncode:
+            raise AssertionError(f"manage.py {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
 
     def token(self, username: str) -> str:
         """A session token. The first use creates the user."""
