@@ -1,16 +1,13 @@
-"""The first minutes with the service: errors name the variable, long commands print their progress."""
+"""The first minutes with the service: errors name the variable and the remedy."""
 
 import fcntl
 import os
-import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.deployed.deployment import python
-from tests.stack.process import ROOT, free_port
+from tests.stack.process import free_port, python, run
 
 pytestmark = pytest.mark.stack
 
@@ -30,15 +27,7 @@ WRONG = {"PORT": "many", "RATE_LIMIT_PUBLIC": "-1", "SESSION_AUDIENCE": "agents"
 )
 def test_every_process_names_invalid_variables_and_their_remedy(tmp_path: Path, command: list[str]) -> None:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    answer = subprocess.run(
-        python(*command),
-        cwd=ROOT,
-        env=kept | {"VAR_DIR": str(tmp_path), "LOG_FORMAT": "json"} | WRONG,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    answer = run(python(*command), kept | {"VAR_DIR": str(tmp_path), "LOG_FORMAT": "json"} | WRONG)
     said = answer.stdout + answer.stderr
     assert answer.returncode not in (0, None)
     for remedy in (
@@ -52,15 +41,7 @@ def test_every_process_names_invalid_variables_and_their_remedy(tmp_path: Path, 
 
 def refused(**environment: str) -> str:
     """What ``make run`` prints when it ends before it starts anything."""
-    answer = subprocess.run(
-        python("-m", "config.local"),
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    answer = run(python("-m", "config.local"), {"PATH": os.environ["PATH"], **environment})
     assert answer.returncode == 1
     assert not (Path(environment["VAR_DIR"]) / "db.sqlite3").exists()
     return answer.stderr
@@ -80,16 +61,3 @@ def test_a_second_make_run_on_the_same_state_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert f"already runs on the state in {tmp_path}" in refused(VAR_DIR=str(tmp_path), PORT=str(free_port()))
-
-
-def test_long_commands_print_their_progress(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "VAR_DIR": str(tmp_path), "LOG_LEVEL": "WARNING"}
-    subprocess.run(
-        python("manage.py", "migrate", "--verbosity", "0"), cwd=ROOT, env=environment, timeout=90, check=True
-    )
-    for name in ("check_invariants", "reconcile_credits"):
-        answer = subprocess.run(
-            python("manage.py", name), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=True
-        )
-        assert re.match(r"1 of (\d+) \w+\n2 of \1 ", answer.stderr), name
-        assert "of" not in answer.stdout.split("\n")[0][:4], name

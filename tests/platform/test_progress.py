@@ -1,6 +1,7 @@
 """Long commands show their progress on the standard error."""
 
 import io
+import re
 
 import pytest
 from django.core.management import call_command
@@ -29,3 +30,12 @@ def test_results_and_progress_are_apart(user):
     call_command("export_user", user.username, stdout=out, stderr=err)
     assert "3 of 3 chats" in err.getvalue().splitlines()
     assert all(line.startswith("{") for line in out.getvalue().splitlines())
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["check_invariants", "reconcile_credits"])
+def test_each_step_of_a_long_command_is_shown(name):
+    out, err = io.StringIO(), io.StringIO()
+    call_command(name, stdout=out, stderr=err)
+    assert re.match(r"1 of (\d+) \w+\n2 of \1 ", err.getvalue())
+    assert " of " not in out.getvalue().partition("\n")[0]
