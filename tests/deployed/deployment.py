@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.stack.process import ROOT, free_port, python
 from tests.stack.stack import START_SECONDS, Stack, is_ready, worker_is_ready
 
+SERVERS = ("web", "stream")
 WORKERS = ("runs-1", "runs-2", "webhooks", "webhooks-retry", "maintenance")
 
 
@@ -42,15 +43,17 @@ class Deployment(Stack):
         if self.through:
             name = self.environment["DATABASE_URL"].rpartition("/")[2]
             self.environment["DATABASE_URL"] = f"{self.through}/{name}"
-        for name in ("web", "stream", *WORKERS, "beat"):
+        for name in (*SERVERS, *WORKERS, "beat"):
             self.add(name, python("-m", "config.serve.procfile", name.partition("-1")[0].partition("-2")[0]))
         self.wait_until_all_serve()
 
     def wait_until_all_serve(self) -> None:
-        for url in (self.url, self.stream_url):
-            self.wait_for(partial(is_ready, url), START_SECONDS, f"{url}'s readiness")
-        for name in WORKERS:
-            self.wait_for(partial(worker_is_ready, self.processes[name]), START_SECONDS, f"readiness of {name}")
+        for name, process in self.processes.items():
+            if name in SERVERS and process.wanted:
+                url = self.url if name == "web" else self.stream_url
+                self.wait_for(partial(is_ready, url), START_SECONDS, f"{url}'s readiness")
+            elif name in WORKERS and process.wanted:
+                self.wait_for(partial(worker_is_ready, process), START_SECONDS, f"readiness of {name}")
 
     def shut_down(self) -> dict[str, float]:
         """Send SIGTERM to every process at once, as a platform does. Returns the seconds that each took."""
@@ -64,12 +67,12 @@ class Deployment(Stack):
             for name, process in self.processes.items():
                 if name not in took and not process.running:
                     took[name] = time.monotonic() - begun
-            time.sleep(0.02)
+            time.sleep(0.1)
         return took
 
-    def start_again(self) -> None:
-        for process in self.processes.values():
-            process.kill()
+    def start_again(self, *names: str) -> None:
+        """Start those of the processes that ``shut_down`` ended."""
+        for process in (self.processes[name] for name in names):
             process.log.replace(process.log.with_suffix(".before.log"))
             process.start()
         self.wait_until_all_serve()
