@@ -13,6 +13,8 @@ ROWS, OTHERS = 3, 1
 ROW = r"/(change|content)/$"
 # The logout link, and repeated pages: those with a return link or with two filters.
 SKIPPED = r"/logout/|_changelist_filters|&"
+# Lists with a filter or in another order show what the whole list shows.
+PARTS_OF_LISTS = r"\?"
 
 
 def sign_in(url: str, name: str, password: str) -> requests.Session:
@@ -25,8 +27,11 @@ def sign_in(url: str, name: str, password: str) -> requests.Session:
     return session
 
 
-def pages(session: requests.Session, url: str, rows: int = ROWS) -> Iterator[tuple[str, requests.Response]]:
-    """(path, response) of the first page and of the pages that its links lead to, of each kind ``rows`` or one."""
+def pages(session: requests.Session, url: str, all_kinds: bool = True) -> Iterator[tuple[str, requests.Response]]:
+    """(path, response) of the first page and of the pages that its links lead to: of each kind some, or without the
+    parts of lists and one page of each kind.
+    """
+    rows, skipped = (ROWS, SKIPPED) if all_kinds else (OTHERS, f"{SKIPPED}|{PARTS_OF_LISTS}")
     waiting, seen, kinds = deque(["/admin/"]), {"/admin/"}, Counter[str]()
     while waiting:
         path = waiting.popleft()
@@ -35,7 +40,7 @@ def pages(session: requests.Session, url: str, rows: int = ROWS) -> Iterator[tup
         for link in re.findall(r'href="([^"#]+)"', answer.text):
             found = urljoin(path, html.unescape(link))
             kind = kind_of(found)
-            if not found.startswith("/admin/") or re.search(SKIPPED, found) or found in seen:
+            if not found.startswith("/admin/") or re.search(skipped, found) or found in seen:
                 continue
             if kinds[kind] < (rows if re.search(ROW, kind) else OTHERS):
                 kinds[kind] += 1
