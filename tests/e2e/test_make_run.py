@@ -46,12 +46,6 @@ def test_a_killed_run_worker_is_noticed_and_can_be_restarted(stack: Stack) -> No
     stack.wait_for(lambda: completed(client, run_id), what="the run's end")
 
 
-@pytest.mark.parametrize("name", ["runs-1", "webhooks", "maintenance", "beat", "web"])
-def test_sigterm_ends_each_process(stack: Stack, name: str) -> None:
-    assert stack.processes[name].stop() in (0, -signal.SIGTERM)
-    stack.restart(name)
-
-
 def answer_to(stack: Stack, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", stack.port), timeout=10) as connection:
         connection.sendall(request)
@@ -77,6 +71,12 @@ def test_a_malformed_http_request_is_refused(stack: Stack, request_head: bytes, 
 
 def test_an_id_of_ten_thousand_characters_is_not_found(stack: Stack) -> None:
     assert stack.session("ada").get("/chats/" + "x" * 10_000).status_code == 404
+
+
+def test_sigterm_ends_each_process(stack: Stack) -> None:
+    """The last test of these processes."""
+    ended = {name: stack.processes[name].stop() for name in ("runs-1", "webhooks", "maintenance", "beat", "web")}
+    assert {name: status for name, status in ended.items() if status not in (0, -signal.SIGTERM)} == {}
 
 
 def test_the_reaper_ends_its_registered_process_groups() -> None:
@@ -139,7 +139,6 @@ def check_printed_links_and_password(service: LocalService) -> None:
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
         answer = browser.post(f"{base}/admin/login/?next=/admin/", form, timeout=20)
         assert "Oldest queued run" in answer.text
-    assert "user admin. For a new password" in prepared(service)
     var = service.log.parent / "var"
     # Messages, files and secrets of all users.
     assert var.stat().st_mode & 0o777 == 0o700
@@ -175,20 +174,6 @@ def check_a_killed_worker_is_replaced(service: LocalService) -> None:
     wait_for(lambda: file.exists() and file.read_text() not in ("", killed), 30, "the new worker")
 
 
-def prepared(service: LocalService) -> str:
-    """The greeting that the next start would print."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
-    again = subprocess.run(
-        [sys.executable, "-m", "config.local", "prepare"],
-        cwd=ROOT,
-        env={**environment, "VAR_DIR": str(service.log.parent / "var"), "PORT": str(service.port)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return again.stdout
-
-
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
@@ -199,12 +184,14 @@ def test_make_run_leaves_no_process_behind(state: Path, number: signal.Signals) 
     """The first start makes the state, and the others find it."""
     import psutil
 
+    is_new = not (state / "var").exists()
     service = LocalService(state)
     children: list[psutil.Process] = []
     try:
         wait_for(lambda: service.said("Ctrl-C stops it"), 90, "the greeting")
         children = psutil.Process(service.process.pid).children(recursive=True)
         assert len(children) >= 5
+        assert ("user admin. For a new password" in service.log.read_text()) != is_new
         if number == signal.SIGINT:
             check_printed_links_and_password(service)
             check_printed_steps_and_commands(service)
