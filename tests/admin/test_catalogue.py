@@ -122,37 +122,58 @@ def test_a_tool_with_an_undecryptable_secret_can_be_changed(boss, settings):
     assert (row.price, row.secret_headers) == (3_000_000, HEADERS)
 
 
+WRONG_TOOLS = [
+    *[({"price": price}, "price") for price in ("-1", "NaN", "Infinity", "0.0000001", "x", "", "9" * 30)],
+    *[({"timeout_seconds": seconds}, "timeout_seconds") for seconds in ("0", "-1", "nan", "inf", "1e9", "x")],
+    *[
+        ({"input_schema": schema}, "input_schema")
+        for schema in (
+            "[]",
+            "{",
+            "NaN",
+            '{"a": NaN}',
+            '{"type": "array"}',
+            '{"type": 7}',
+            '{"a": "\\u0000"}',
+            '{"a": "\\ud800"}',
+            '{"a":' * 5000 + "1" + "}" * 5000,
+            '{"a": 1, "a": 2}',
+            '{"properties": {"a": {"pattern": "^(?=x)"}}}',
+            '{"properties": {"a": {"$ref": "https://schemas.example/a.json"}}}',
+        )
+    ],
+    *[
+        ({"new_secret_headers": text}, "new_secret_headers")
+        for text in ("x", "[]", '{"a": 1}', '{"Host": "x"}', '{"a": "x\\ny"}')
+    ],
+    *[({"name": name}, "name") for name in ("", "with blank", "ü", "x" * 65, "a\0b", "calculate")],
+    ({"name": "model"}, "__all__"),
+    *[({"url": url}, "url") for url in ("", "ftp://x", "https://", "https://u:p@x.example", "x" * 3000)],
+    ({"node_type": "builtin"}, "node_type"),
+    ({"node_type": "magic"}, "node_type"),
+]
+
+
+def mistakes(client: Any, page: str, bodies: list[dict[str, Any]]) -> list[list[str]]:
+    """The fields at which the form of the page finds a mistake, for each of the bodies."""
+    form = type(client.get(page).context["adminform"].form)
+    return [list(form(body).errors) for body in bodies]
+
+
+def test_each_mistake_in_a_tool_is_named_at_its_field(boss):
+    found = mistakes(boss, ADD_TOOL, [tool(**wrong) for wrong, _ in WRONG_TOOLS])
+    missed = [wrong for (wrong, field), named in zip(WRONG_TOOLS, found, strict=True) if field not in named]
+    assert missed == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        *[({"price": price}, "price") for price in ("-1", "NaN", "Infinity", "0.0000001", "x", "", "9" * 30)],
-        *[({"timeout_seconds": seconds}, "timeout_seconds") for seconds in ("0", "-1", "nan", "inf", "1e9", "x")],
-        *[
-            ({"input_schema": schema}, "input_schema")
-            for schema in (
-                "[]",
-                "{",
-                "NaN",
-                '{"a": NaN}',
-                '{"type": "array"}',
-                '{"type": 7}',
-                '{"a": "\\u0000"}',
-                '{"a": "\\ud800"}',
-                '{"a":' * 5000 + "1" + "}" * 5000,
-                '{"a": 1, "a": 2}',
-                '{"properties": {"a": {"pattern": "^(?=x)"}}}',
-                '{"properties": {"a": {"$ref": "https://schemas.example/a.json"}}}',
-            )
-        ],
-        *[
-            ({"new_secret_headers": text}, "new_secret_headers")
-            for text in ("x", "[]", '{"a": 1}', '{"Host": "x"}', '{"a": "x\\ny"}')
-        ],
-        *[({"name": name}, "name") for name in ("", "with blank", "ü", "x" * 65, "a\0b", "calculate")],
-        ({"name": "model"}, "__all__"),
-        *[({"url": url}, "url") for url in ("", "ftp://x", "https://", "https://u:p@x.example", "x" * 3000)],
-        ({"node_type": "builtin"}, "node_type"),
-        ({"node_type": "magic"}, "node_type"),
+        ({"price": "-1"}, "price"),
+        ({"input_schema": '{"a": "\\ud800"}'}, "input_schema"),
+        ({"new_secret_headers": f'{{"Host": "{SECRET}"}}'}, "new_secret_headers"),
+        ({"name": "a\0b"}, "name"),
+        ({"url": "https://u:p@x.example"}, "url"),
     ],
 )
 def test_an_invalid_tool_is_a_clear_error_and_is_not_saved(boss, wrong, field):
@@ -190,24 +211,30 @@ def test_a_new_default_model_replaces_the_old_one(boss):
     assert catalogue.read().model(None).name == "gpt"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        *[({"price_in": price}, "price_in") for price in ("-0.1", "NaN", "1e400", "0.0000001", "", "one")],
-        *[({"price_out": price}, "price_out") for price in ("-1", "9" * 25)],
-        ({"provider": "other"}, "provider"),
-        *[({"parameters": text}, "parameters") for text in ("[]", '{"temperatur": 1}', '{"temperature": 3}', "{")],
-        *[({"dialect": text}, "dialect") for text in ('{"x": 1}', '{"imageInput": 1}', '{"systemRole": "boss"}')],
-        *[({"fallbacks": text}, "fallbacks") for text in ("gone", "gpt", "demo, demo")],
-        ({"context_tokens": "0"}, "context_tokens"),
-        ({"provider_model": ""}, "provider_model"),
-        ({"name": "demo"}, "name"),
-        ({"name": "a\0"}, "name"),
-    ],
-)
-def test_an_invalid_model_is_a_clear_error_and_is_not_saved(boss, wrong, field):
+WRONG_MODELS = [
+    *[({"price_in": price}, "price_in") for price in ("-0.1", "NaN", "1e400", "0.0000001", "", "one")],
+    *[({"price_out": price}, "price_out") for price in ("-1", "9" * 25)],
+    ({"provider": "other"}, "provider"),
+    *[({"parameters": text}, "parameters") for text in ("[]", '{"temperatur": 1}', '{"temperature": 3}', "{")],
+    *[({"dialect": text}, "dialect") for text in ('{"x": 1}', '{"imageInput": 1}', '{"systemRole": "boss"}')],
+    *[({"fallbacks": text}, "fallbacks") for text in ("gone", "gpt", "demo, demo")],
+    ({"context_tokens": "0"}, "context_tokens"),
+    ({"provider_model": ""}, "provider_model"),
+    ({"name": "demo"}, "name"),
+    ({"name": "a\0"}, "name"),
+]
+
+
+def test_each_mistake_in_a_model_is_named_at_its_field(boss):
+    found = mistakes(boss, ADD_MODEL, [model(**wrong) for wrong, _ in WRONG_MODELS])
+    missed = [wrong for (wrong, field), named in zip(WRONG_MODELS, found, strict=True) if field not in named]
+    assert missed == []
+
+
+def test_an_invalid_model_is_a_clear_error_and_is_not_saved(boss):
     before = AgentModel.objects.count()
-    assert field in errors(boss.post(ADD_MODEL, model(**wrong)))
+    for wrong, field in WRONG_MODELS[-2:]:
+        assert field in errors(boss.post(ADD_MODEL, model(**wrong))), wrong
     assert AgentModel.objects.count() == before
 
 
@@ -311,23 +338,29 @@ def test_each_field_of_a_provider_is_in_its_form_once(boss):
         assert sorted(fields) == sorted(ProviderForm.base_fields)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"kind": ""}, "kind"),
-        ({"kind": "magic"}, "kind"),
-        ({"name": "openai"}, "name"),
-        ({"base_url": "https://u:p@x.example"}, "base_url"),
-        ({"base_url": "ftp://x"}, "base_url"),
-        ({"new_headers": "x"}, "new_headers"),
-        ({"max_concurrent": "-1"}, "max_concurrent"),
-        ({"max_concurrent": "0"}, "max_concurrent"),
-        ({"requests_per_minute": "0"}, "requests_per_minute"),
-    ],
-)
-def test_an_invalid_provider_is_a_clear_error_and_is_not_saved(boss, wrong, field):
+WRONG_PROVIDERS = [
+    ({"kind": ""}, "kind"),
+    ({"kind": "magic"}, "kind"),
+    ({"name": "openai"}, "name"),
+    ({"base_url": "https://u:p@x.example"}, "base_url"),
+    ({"base_url": "ftp://x"}, "base_url"),
+    ({"new_headers": "x"}, "new_headers"),
+    ({"max_concurrent": "-1"}, "max_concurrent"),
+    ({"max_concurrent": "0"}, "max_concurrent"),
+    ({"requests_per_minute": "0"}, "requests_per_minute"),
+]
+
+
+def test_each_mistake_in_a_provider_is_named_at_its_field(boss):
+    found = mistakes(boss, ADD_PROVIDER, [provider(**wrong) for wrong, _ in WRONG_PROVIDERS])
+    missed = [wrong for (wrong, field), named in zip(WRONG_PROVIDERS, found, strict=True) if field not in named]
+    assert missed == []
+
+
+def test_an_invalid_provider_is_a_clear_error_and_is_not_saved(boss):
     before = Provider.objects.count()
-    assert field in errors(boss.post(ADD_PROVIDER, provider(**wrong)))
+    for wrong, field in WRONG_PROVIDERS[-2:]:
+        assert field in errors(boss.post(ADD_PROVIDER, provider(**wrong))), wrong
     assert Provider.objects.count() == before
 
 

@@ -37,14 +37,14 @@ def test_times_are_relative_with_the_whole_time_beside(boss, user):
     assert f'title="{run.created_at:%Y-%m-%d %H:%M:%S} UTC">7 min 0 s ago</time>' in page
 
 
-@pytest.mark.parametrize(
-    ("name", "model"), [(name, model) for entries in settings.STAFF_NAVIGATION.values() for name, _, model in entries]
-)
-def test_a_list_is_called_as_in_the_sidebar(boss, name, model):
-    page = boss.get(reverse(f"admin:{model.replace('.', '_')}_changelist")).content.decode()
-    heading = page[page.index("<header") if "<header" in page else 0 :]
-    assert f'truncate tracking-tight">{name}</a>'.replace("'", "&#x27;") in heading
-    assert "Authentication" not in page
+def test_a_list_is_called_as_in_the_sidebar(boss):
+    entries = [entry for group in settings.STAFF_NAVIGATION.values() for entry in group]
+    assert len(entries) >= 20
+    for name, _, model in entries:
+        page = boss.get(reverse(f"admin:{model.replace('.', '_')}_changelist")).content.decode()
+        heading = page[page.index("<header") if "<header" in page else 0 :]
+        assert f'truncate tracking-tight">{name}</a>'.replace("'", "&#x27;") in heading, model
+        assert "Authentication" not in page, model
 
 
 def test_an_empty_list_says_why_it_is_empty(boss):

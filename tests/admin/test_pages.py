@@ -204,7 +204,9 @@ def test_a_run_leads_to_the_playground_and_its_trace(boss, run, settings):
 def test_every_role_sees_why_a_run_failed(sign_in, run):
     Run.objects.filter(pk=run.pk).update(failure_reason="provider_unauthorized")
     for role in ("viewer", "support", "billing"):
-        text = sign_in(role).get(address(Run, "change", run.pk)).content.decode()
+        client = sign_in(role)
+        assert client.get(reverse("find"), {"q": run.pk})["Location"] == address(Run, "change", run.pk)
+        text = client.get(address(Run, "change", run.pk)).content.decode()
         assert "The model, or the connection to it, failed." in text
         assert "provider_unauthorized" in text
 
@@ -249,40 +251,41 @@ def test_the_timeline_is_capped_and_its_queries_do_not_grow(boss, user, monkeypa
     assert shown["more"] == ["turns", "tool calls", "waitpoints", "charges", "webhook deliveries"]
 
 
-@pytest.mark.parametrize("model", HISTORY)
-def test_lists_make_no_query_per_row(boss, world, user, model):
-    def queries() -> int:
+def test_lists_make_no_query_per_row(boss, world, user):
+    def queries(model: Any) -> int:
         with CaptureQueriesContext(connection) as asked:
             assert boss.get(address(model, "changelist")).status_code == 200
         return len(asked)
 
-    queries()
-    before = queries()
+    # The first visit fills caches.
+    before = [{model: queries(model) for model in HISTORY} for _ in range(2)][-1]
     other = factories.UserFactory()
     make_run(other, turns=3)
     keys.create_key(other, name="other")
     factories.AttachmentFactory(user=other)
-    assert queries() == before <= 8
+    assert {model: queries(model) for model in HISTORY} == before
+    assert max(before.values()) <= 8, before
 
 
 # --- read-only -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("model", HISTORY)
-def test_history_is_read_only_even_for_superusers(boss, world, model):
-    row = model._default_manager.order_by("pk").first()
-    before = model_to_dict(row), model._default_manager.count()
-    body = {field.name: "1" for field in model._meta.concrete_fields} | {"_save": "1", "post": "yes"}
-    # An event has no page of its own.
-    assert boss.get(address(model, "change", row.pk)).status_code == (302 if model is RunEvent else 200)
-    assert boss.post(address(model, "change", row.pk), body).status_code == 403
-    assert boss.get(address(model, "add")).status_code == 403
-    assert boss.post(address(model, "add"), body).status_code == 403
-    assert boss.post(address(model, "delete", row.pk), body).status_code == 403
-    bulk = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
-    boss.post(address(model, "changelist"), bulk)
-    boss.post(address(model, "changelist"), bulk | {"select_across": "1"})
-    row.refresh_from_db()
-    assert (model_to_dict(row), model._default_manager.count()) == before
-    assert "delete_selected" not in boss.get(address(model, "changelist")).content.decode()
+def test_history_is_read_only_even_for_superusers(boss, world):
+    for model in HISTORY:
+        row = model._default_manager.order_by("pk").first()
+        before = model_to_dict(row), model._default_manager.count()
+        body = {field.name: "1" for field in model._meta.concrete_fields} | {"_save": "1", "post": "yes"}
+        # An event has no page of its own.
+        shown = boss.get(address(model, "change", row.pk)).status_code
+        assert shown == (302 if model is RunEvent else 200), model
+        assert boss.get(address(model, "add")).status_code == 403, model
+        for page in ("change", "delete"):
+            assert boss.post(address(model, page, row.pk), body).status_code == 403, (model, page)
+        assert boss.post(address(model, "add"), body).status_code == 403, model
+        bulk = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+        boss.post(address(model, "changelist"), bulk)
+        boss.post(address(model, "changelist"), bulk | {"select_across": "1"})
+        row.refresh_from_db()
+        assert (model_to_dict(row), model._default_manager.count()) == before, model
+        assert "delete_selected" not in boss.get(address(model, "changelist")).content.decode(), model
 
 
 def test_a_user_with_history_cannot_be_deleted(boss, user, run):
@@ -302,7 +305,7 @@ def every_page(client: Any) -> Any:
     for model in admin.site._registry:
         listing = address(model, "changelist")
         yield listing, client.get(listing).content.decode()
-        for row in model._default_manager.order_by("-pk")[:5]:
+        for row in model._default_manager.order_by("-pk")[:2]:
             for page in ("change", "history", "delete"):
                 url = address(model, page, row.pk)
                 yield url, client.get(url).content.decode()

@@ -41,6 +41,7 @@ def test_every_role_opens_the_pages_it_may_view(sign_in, name):
     client = sign_in(name)
     dashboard = client.get(reverse("admin:index")).content.decode()
     assert "Runs by state" in dashboard
+    assert "Oldest queued run" in dashboard
     for page in PAGES:
         assert client.get(reverse(f"admin:{page}_changelist")).status_code == 200
     assert client.get(reverse("admin:auth_group_changelist")).status_code == 403

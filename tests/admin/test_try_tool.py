@@ -80,10 +80,10 @@ def test_a_slow_tool_is_waited_for_as_long_as_the_setting_says(boss, server, too
     assert "TOOL_TIMEOUT" in boss.post(page(tool), {"arguments": '{"city": "Ulm"}'}).content.decode()
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[]", "{}", '{"city": 1}', '{"city": "\0"}'])
-def test_an_input_that_does_not_fit_is_not_sent(boss, server, tool, arguments):
-    assert boss.post(page(tool), {"arguments": arguments}).status_code == 200
-    assert server.received == []
+def test_an_input_that_does_not_fit_is_not_sent(boss, server, tool):
+    for arguments in ("", "{", "[]", "{}", '{"city": 1}', '{"city": "\0"}'):
+        assert boss.post(page(tool), {"arguments": arguments}).status_code == 200, arguments
+        assert server.received == [], arguments
 
 
 def test_a_tool_whose_secrets_cannot_be_read_is_not_called(boss, server, tool, settings):
