@@ -108,8 +108,11 @@ class Listener:
         return [(int(event.id), event.event, event.json()) for event in self.listen(run_id, after)]
 
 
-# Both processes run the same program, so most tests need only one of them.
+# Both processes run the same program, so most tests need only one of them. The stream process has few places.
 SERVERS = ("web", "stream")
+STREAM_CONNECTIONS = 4
+# Run workers sweep for themselves.
+NOT_NEEDED = ("webhooks", "maintenance", "beat")
 
 
 class StreamStack(Stack):
@@ -118,7 +121,11 @@ class StreamStack(Stack):
     def start_processes(self) -> None:
         super().start_processes()
         self.stream_port = free_port()
-        self.process_environment["stream"] = {"PORT": str(self.stream_port), "WEB_THREADS": "4"}
+        self.process_environment["stream"] = {
+            "PORT": str(self.stream_port),
+            "WEB_THREADS": "4",
+            "STREAM_CONNECTIONS_MAX": str(STREAM_CONNECTIONS),
+        }
         self.add("stream", python("-m", "config.serve", "--host", "127.0.0.1", "--name", "stream"))
         self.wait_for(self.stream_answers, 60, "the stream process's readiness")
 
@@ -159,7 +166,7 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[StreamStack]:
-    with StreamStack(**given_services(), environment=SHORT, prepare=LONG_ANSWERS) as running:
+    with StreamStack(**given_services(), environment=SHORT, prepare=LONG_ANSWERS, without=NOT_NEEDED) as running:
         running.token("ada")
         running.manage("grant_credits", "ada", "100000", "--reason", "tests")
         yield running

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from tests.http_server import serving
 from tests.stack.plugin import given_services
-from tests.streams.conftest import SHORT, StreamStack
+from tests.streams.conftest import NOT_NEEDED, SHORT, StreamStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.services]
 
@@ -72,7 +72,7 @@ def app() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def stack(app: str) -> Iterator[StreamStack]:
     environment = SHORT | {"CORS_ALLOWED_ORIGINS": app, "RATE_LIMIT_PUBLIC": str(PUBLIC_LIMIT)}
-    with StreamStack(**given_services(), environment=environment) as running:
+    with StreamStack(**given_services(), environment=environment, without=NOT_NEEDED) as running:
         yield running
 
 

@@ -1,15 +1,17 @@
-"""Tests of invalid HTTP requests to both kinds of server: the answer is an error, and nothing is created."""
+"""Tests of invalid HTTP requests: the answer is an error, and nothing is created."""
 
 import contextlib
 import http.client
 import json
 import re
 import socket
-from urllib.parse import urlsplit
+from collections.abc import Iterator
 
 import pytest
 
-from tests.streams.conftest import StreamStack
+from tests.stack.plugin import given_services
+from tests.stack.stack import Stack
+from tests.streams.conftest import NOT_NEEDED, SHORT
 
 pytestmark = pytest.mark.stack
 
@@ -18,10 +20,17 @@ DEEP = b'{"title": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
 LONG = b"x" * 100_000
 
 
-@pytest.fixture(params=["web", "stream"])
-def server(streams: StreamStack, request: pytest.FixtureRequest) -> tuple[str, int]:
-    base = {"web": streams.url, "stream": streams.stream_url}[request.param]
-    return "127.0.0.1", int(urlsplit(base).port or 0)
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """A web process alone, with as few threads as a stream process, which runs the same program."""
+    environment = SHORT | {"WEB_THREADS": "4"}
+    with Stack(**given_services(), environment=environment, without=("runs-1", *NOT_NEEDED)) as running:
+        yield running
+
+
+@pytest.fixture
+def server(stack: Stack) -> tuple[str, int]:
+    return "127.0.0.1", stack.port
 
 
 def send(server: tuple[str, int], request: bytes, *, finish: bool = False) -> tuple[int, bytes]:
@@ -38,14 +47,14 @@ def send(server: tuple[str, int], request: bytes, *, finish: bool = False) -> tu
             return 0, b""  # a closed connection is also a refusal
 
 
-def head(streams: StreamStack, *lines: bytes, path: bytes = b"/api/v1/chats", method: bytes = b"POST") -> bytes:
+def head(stack: Stack, *lines: bytes, path: bytes = b"/api/v1/chats", method: bytes = b"POST") -> bytes:
     """Return the head of an authorized request. ``lines`` replace or extend the default headers."""
     given = {line.split(b":")[0].lower() for line in lines}
     usual = [
         b"Host: 127.0.0.1",
         b"Connection: close",
         b"Content-Type: application/json",
-        b"Authorization: Bearer " + streams.token("ada").encode(),
+        b"Authorization: Bearer " + stack.token("ada").encode(),
     ]
     kept = [line for line in usual if line.split(b":")[0].lower() not in given]
     return b"\r\n".join([method + b" " + path + b" HTTP/1.1", *kept, *lines, b"", b""])
@@ -84,12 +93,13 @@ BODIES: dict[str, tuple[list[bytes], bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies(streams: StreamStack, server: tuple[str, int], name: str) -> None:
+def test_bodies(stack: Stack, server: tuple[str, int], name: str) -> None:
     lines, body, statuses = BODIES[name]
-    before = len(titles(streams))
-    status, answer = send(server, head(streams, *lines) + body)
+    before = titles(stack)
+    status, answer = send(server, head(stack, *lines) + body)
     assert status in statuses, answer
-    made = titles(streams)[: len(titles(streams)) - before]
+    after = titles(stack)
+    made = after[: len(after) - len(before)]
     if status == 201:
         # The server must have read an accepted body. Without a length it reads no body.
         assert made == [None if name == "without a length" else "hostile"]
@@ -98,8 +108,8 @@ def test_bodies(streams: StreamStack, server: tuple[str, int], name: str) -> Non
         assert not answer or set(json.loads(answer)) == {"error"}
 
 
-def titles(streams: StreamStack) -> list[str | None]:
-    return [chat["title"] for chat in streams.session().get("/chats?limit=100").json()["items"]]
+def titles(stack: Stack) -> list[str | None]:
+    return [chat["title"] for chat in stack.session().get("/chats?limit=100").json()["items"]]
 
 
 @pytest.mark.parametrize(
@@ -120,12 +130,12 @@ def titles(streams: StreamStack) -> list[str | None]:
     ],
 )
 def test_an_answer_to_head_has_the_headers_only(
-    streams: StreamStack, server: tuple[str, int], path: bytes, status: int
+    stack: Stack, server: tuple[str, int], path: bytes, status: int
 ) -> None:
     lengths = []
     for method in (b"HEAD", b"GET"):
         with socket.create_connection(server, timeout=20) as connection:
-            connection.sendall(head(streams, path=path, method=method))
+            connection.sendall(head(stack, path=path, method=method))
             first, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
         assert first.startswith(b"HTTP/1.1 %d " % status)
         assert bool(body) == (method == b"GET")
@@ -133,19 +143,19 @@ def test_an_answer_to_head_has_the_headers_only(
     assert lengths[0] == lengths[1] == [b"%d" % len(body)]
 
 
-def test_a_chunked_body_is_read(streams: StreamStack, server: tuple[str, int]) -> None:
+def test_a_chunked_body_is_read(stack: Stack, server: tuple[str, int]) -> None:
     parts = chunked(TITLE[:7], TITLE[7:]) + b"0\r\n\r\n"
-    status, answer = send(server, head(streams, CHUNKED) + parts)
+    status, answer = send(server, head(stack, CHUNKED) + parts)
     assert (status, json.loads(answer)["title"]) == (201, "hostile")
 
 
 @pytest.mark.parametrize("body", [[length(100)], [CHUNKED]], ids=["length", "chunked"])
-def test_incomplete_body_creates_nothing(streams: StreamStack, server: tuple[str, int], body: list[bytes]) -> None:
-    before = titles(streams)
+def test_incomplete_body_creates_nothing(stack: Stack, server: tuple[str, int], body: list[bytes]) -> None:
+    before = titles(stack)
     sent = TITLE if body == [length(100)] else chunked(TITLE)
-    status, _ = send(server, head(streams, *body) + sent, finish=True)
+    status, _ = send(server, head(stack, *body) + sent, finish=True)
     assert status in (0, 400)
-    assert titles(streams) == before
+    assert titles(stack) == before
 
 
 @pytest.mark.parametrize(
@@ -164,10 +174,10 @@ def test_incomplete_body_creates_nothing(streams: StreamStack, server: tuple[str
     ],
     ids=lambda value: value[0][:24].decode("latin1") if isinstance(value, list) else "",
 )
-def test_headers(streams: StreamStack, server: tuple[str, int], lines: list[bytes], statuses: set[int]) -> None:
+def test_headers(stack: Stack, server: tuple[str, int], lines: list[bytes], statuses: set[int]) -> None:
     method = b"POST" if b"Idempotency" in lines[0] else b"GET"
     extra = [length(2)] if method == b"POST" else []
-    status, answer = send(server, head(streams, *lines, *extra, method=method) + b"{}" * len(extra))
+    status, answer = send(server, head(stack, *lines, *extra, method=method) + b"{}" * len(extra))
     assert status in statuses, (status, answer[:300])
     if status >= 400 and answer:  # the server itself answers what is not HTTP, without a body
         assert set(json.loads(answer)) == {"error"}, answer[:300]
@@ -186,8 +196,8 @@ def test_headers(streams: StreamStack, server: tuple[str, int], lines: list[byte
         (b"/api/v1/nothing?" + b"&".join(b"a%d=1" % number for number in range(2000)), 404),
     ],
 )
-def test_paths(streams: StreamStack, server: tuple[str, int], path: bytes, status: int) -> None:
-    found, answer = send(server, head(streams, path=path, method=b"GET"))
+def test_paths(stack: Stack, server: tuple[str, int], path: bytes, status: int) -> None:
+    found, answer = send(server, head(stack, path=path, method=b"GET"))
     assert found == status, answer
     assert set(json.loads(answer)) == {"error"}
 
@@ -250,35 +260,34 @@ def test_a_request_of_single_bytes_is_read(server: tuple[str, int]) -> None:
         assert b"200 OK" in b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_unfinished_requests_do_not_block_other_requests(streams: StreamStack, server: tuple[str, int]) -> None:
-    beginnings = [head(streams)[:-30], head(streams, length(1000)) + b"{", head(streams, CHUNKED) + b"3e8\r\n{"]
+def test_unfinished_requests_do_not_block_other_requests(stack: Stack, server: tuple[str, int]) -> None:
+    beginnings = [head(stack)[:-30], head(stack, length(1000)) + b"{", head(stack, CHUNKED) + b"3e8\r\n{"]
     stalled = []
-    for number in range(60):  # a web process has 16 threads, a stream process 4
+    for number in range(30):  # many more than the process has threads
         connection = socket.create_connection(server, timeout=20)
         connection.sendall(beginnings[number % 3])
         stalled.append(connection)
-    assert send(server, head(streams, path=b"/livez", method=b"GET"))[0] == 200
+    assert send(server, head(stack, path=b"/livez", method=b"GET"))[0] == 200
     for connection in stalled:
         connection.close()
 
 
-def test_no_traceback_was_written(streams: StreamStack) -> None:
-    for name in ("web", "stream"):
-        assert "Traceback" not in streams.logs(name, 100_000)
-
-
 @pytest.mark.parametrize("header", [b"SCRIPT_NAME", b"Script-Name", b"PATH_INFO", b"X-Forwarded-Prefix"])
-def test_a_header_does_not_change_the_path(streams: StreamStack, server: tuple[str, int], header: bytes) -> None:
+def test_a_header_does_not_change_the_path(stack: Stack, server: tuple[str, int], header: bytes) -> None:
     for prefix in (b"/api", b"/elsewhere"):
-        request = head(streams, header + b": " + prefix, path=b"/api/v1/me", method=b"GET")
+        request = head(stack, header + b": " + prefix, path=b"/api/v1/me", method=b"GET")
         status, body = send(server, request)
         # A server may also refuse a name with an underscore.
         assert status == 400 or (status == 200 and json.loads(body)["username"] == "ada")
 
 
-def test_a_large_form_is_refused_before_it_is_read(streams: StreamStack, server: tuple[str, int]) -> None:
+def test_a_large_form_is_refused_before_it_is_read(stack: Stack, server: tuple[str, int]) -> None:
     for path in (b"/admin/login/", b"/playground", b"/files/x", b"/nowhere"):
         for kind in (b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=b"):
             lines = [b"Content-Type: " + kind, length(500_000_000)]
             # Without a body: a server that wants to read it would not answer.
-            assert send(server, head(streams, *lines, path=path))[0] == 413
+            assert send(server, head(stack, *lines, path=path))[0] == 413
+
+
+def test_no_traceback_was_written(stack: Stack) -> None:
+    assert "Traceback" not in stack.logs("web", 100_000)

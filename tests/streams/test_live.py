@@ -1,4 +1,4 @@
-"""Tests of streams of real runs with real clients."""
+"""Tests of streams of real runs with real clients: run streams, and then those of chat front ends."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -15,8 +16,12 @@ import pytest
 from httpx_sse import EventSource
 
 from tests.driver import Driver
+from tests.fronts.conftest import parse as frames_of
+from tests.fronts.conftest import said
+from tests.stack.plugin import given_services
+from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack, is_ready
-from tests.streams.conftest import SERVERS, SHORT, Listener, StreamStack, parse, text_of
+from tests.streams.conftest import NOT_NEEDED, SHORT, STREAM_CONNECTIONS, Listener, StreamStack, parse, text_of
 
 pytestmark = pytest.mark.stack
 
@@ -35,8 +40,7 @@ def driver(streams: StreamStack) -> Driver:
     return Driver(streams.session())
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("surface", ["session", "public"])
+@pytest.mark.parametrize(("server", "surface"), [("web", "session"), ("stream", "public")])
 def test_stream_has_all_events_of_a_live_run(streams, driver, server, surface):
     run = driver.start(SCRIPT)
     received = []
@@ -91,7 +95,7 @@ def test_reconnecting_client_gets_every_event_once(streams, driver, server):
 
 
 def test_an_index_past_the_end_waits_for_the_run_to_end(streams, driver, server):
-    run = driver.start("/stream 100 30")
+    run = driver.start("/stream 50 30")
     assert streams.listener(server).all(run["id"], after=10_000) == []
     assert driver.get(run["id"])["status"] == "completed"
 
@@ -186,7 +190,6 @@ def test_clients_that_do_not_read_lose_their_places(streams, driver, server):
         assert text_of(listener.all(run["id"])) == driver.content(driver.get(run["id"]))
 
 
-@pytest.mark.parametrize("server", SERVERS)
 def test_restart_of_the_server_loses_no_events(streams, driver, server):
     run = driver.start("/stream 60 50")
     listener = streams.listener(server)
@@ -211,7 +214,7 @@ def test_restart_of_the_server_loses_no_events(streams, driver, server):
     assert text_of(received) == driver.content(driver.get(run["id"]))
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", ["stream"])
 def test_a_server_that_stops_ends_its_streams_in_order(streams, driver, server):
     """The client sees the end of a whole answer, and connects again; it need not guess from a lost connection."""
     run = driver.ask("/ask Which?")
@@ -245,13 +248,14 @@ def test_silent_connections_do_not_block_streams(streams, driver, server):
 
 def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, driver, server):
     run = driver.start('/say First.\n/call calculate {"expression": "1"}\n/stream 40 50')
-    events = streams.listener(server).listen(run["id"])
-    received = []
-    for event in events:
+    received: list[tuple[int, str, dict]] = []
+    killed = False
+    for event in streams.listener(server).listen(run["id"]):
         received.append((int(event.id), event.event, event.json()))
-        if text_of(received).count("fox") == 2 and streams.processes["runs-1"].running:
+        if not killed and text_of(received).count("fox") == 2:
             streams.kill("runs-1")
             streams.restart("runs-1")
+            killed = True
     assert "message.reset" in {kind for _, kind, _ in received}
     assert [index for index, *_ in received] == list(range(1, len(received) + 1))
     assert text_of(received) == driver.content(driver.get(run["id"]))
@@ -259,23 +263,21 @@ def test_kill_of_a_worker_resets_the_text_that_is_not_in_the_journal(streams, dr
 
 def test_streams_continue_without_redis(make_redis_stack):
     stack, redis = make_redis_stack
-    driver = Driver(stack.session())
+    driver, listener = Driver(stack.session()), Listener(f"{stack.url}/api/v1", stack.token("ada"))
     run = driver.ask("/ask Which?\n/say {result}")
-    events = stack.listener("stream").listen(run["id"])
+    events = listener.listen(run["id"])
     next(events)
     redis.stop()
     driver.respond(driver.get(run["id"]), kind="CLARIFICATION", answer="blue")
     assert [event.json() for event in events][-1]["status"] == "completed"
     redis.start()
     run = driver.start("/stream 5 10")
-    assert text_of(stack.listener("stream").all(run["id"])) == driver.content(driver.wait(run["id"]))
+    assert text_of(listener.all(run["id"])) == driver.content(driver.wait(run["id"]))
 
 
 @pytest.fixture
-def make_redis_stack(redis_server) -> Iterator[tuple[StreamStack, object]]:
-    from tests.stack.plugin import given_services
-
-    with StreamStack(**{**given_services(), "redis_url": redis_server.url()}) as stack:
+def make_redis_stack(redis_server) -> Iterator[tuple[Stack, RedisServer]]:
+    with Stack(**{**given_services(), "redis_url": redis_server.url()}, without=NOT_NEEDED) as stack:
         yield stack, redis_server
 
 
@@ -294,13 +296,12 @@ def test_an_event_is_one_block_of_lines(streams, driver, server):
     assert json.loads(first[3].removeprefix("data: "))["status"] == "queued"
 
 
-@pytest.mark.parametrize("query", ["?after=x", "?after=-1"])
-def test_invalid_requests_get_the_error_envelope(streams, driver, server, query):
+def test_invalid_requests_get_the_error_envelope(streams, driver, server):
     run = driver.finish("/say Hello")
     listener = streams.listener(server)
     with httpx.Client(trust_env=False, headers={"Accept": "text/event-stream"}) as http:
         url = f"{listener.base}/runs/{run['id']}/stream"
-        refused = http.get(url + query, headers=listener.headers)
+        refused = http.get(f"{url}?after=x", headers=listener.headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
         assert http.get(url).json()["error"]["code"] == "UNAUTHORIZED"
         assert http.get(f"{listener.base}/runs/run_x/stream", headers=listener.headers).status_code == 404
@@ -308,16 +309,82 @@ def test_invalid_requests_get_the_error_envelope(streams, driver, server, query)
         assert http.get(url, headers=listener.headers | {"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
 
 
-def test_stream_over_the_connection_limit_gets_503(make_stack):
-    stack: Stack = make_stack(environment={"STREAM_CONNECTIONS_MAX": "2"})
-    driver = Driver(stack.session())
+def test_stream_over_the_connection_limit_gets_503(streams, driver):
     run = driver.ask("/ask Which?")
-    listener = Listener(f"{stack.url}/api/v1", stack.token("ada"))
-    open_ones = [listener.listen(run["id"]) for _ in range(2)]
+    listener = streams.listener("stream")
+    open_ones = [listener.listen(run["id"]) for _ in range(STREAM_CONNECTIONS)]
     for events in open_ones:
         next(events)
     with httpx.Client(trust_env=False) as http:
         refused = http.get(f"{listener.base}/runs/{run['id']}/stream", headers=listener.headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "UNAVAILABLE")
     open_ones[0].close()
-    stack.wait_for(lambda: next(listener.listen(run["id"])).id == "1")
+
+    def admitted() -> bool:
+        with httpx.stream("GET", f"{listener.base}/runs/{run['id']}/stream", headers=listener.headers) as answer:
+            return answer.status_code == 200
+
+    streams.wait_for(admitted, what="a place")
+    driver.cancel(run["id"])
+
+
+# --- chat front ends ------------------------------------------------------------------------------------------------
+
+FRONT_END = "/api/v1/ai-sdk/chat"
+
+
+def test_a_server_that_stops_breaks_the_stream_of_a_front_end(streams, driver):
+    """To these clients the end of a whole answer means that the run has finished."""
+    base, headers = streams.url, {"Authorization": f"Bearer {streams.token('ada')}"}
+    body = {"id": "stopped", "messages": [said("/wait 8\n/say late")]}
+    with (
+        httpx.Client(timeout=30, trust_env=False) as http,
+        http.stream("POST", base + FRONT_END, json=body, headers=headers) as answer,
+    ):
+        assert answer.status_code == 200
+        parts = answer.iter_bytes()
+        assert next(parts).startswith(b":")
+        stopping = threading.Thread(target=streams.processes["web"].stop, args=(signal.SIGTERM,))
+        stopping.start()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(parts)
+    stopping.join(40)
+    streams.processes["web"].start()
+    streams.wait_for(lambda: is_ready(base))
+    # The run goes on, and the same message shows all of it.
+    with httpx.Client(timeout=30, trust_env=False) as http:
+        frames = frames_of(http.post(base + FRONT_END, json=body, headers=headers).content)
+    assert frames[-1][1] == "[DONE]"
+    (chat,) = driver.http.get(f"/chats?clientId={body['id']}").json()["items"]
+    assert len(driver.http.get(f"/chats/{chat['id']}/runs").json()["items"]) == 1
+
+
+def test_a_front_end_that_leaves_after_every_byte(streams, driver):
+    """Each gives its place back, and none of them harms the run or starts another one."""
+    body = json.dumps({"id": "bytes", "messages": [said("/stream 40 50\n/say over")]}).encode()
+    head = f"POST {FRONT_END} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {streams.token('ada')}\r\nContent-Length: {len(body)}\r\n\r\n"
+    port = int(urlsplit(streams.url).port or 0)
+    for count in (*range(1, 24), *range(40, 600, 80)):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(head.encode() + body)
+            left = count
+            while left:
+                received = len(client.recv(left))
+                assert received
+                left -= received
+    (chat,) = driver.http.get("/chats?clientId=bytes").json()["items"]
+    (run,) = driver.http.get(f"/chats/{chat['id']}/runs").json()["items"]
+    ended = driver.wait(run["id"])
+    assert ended["status"] == "completed"
+    assert driver.content(ended).endswith("over")
+
+
+def test_comments_keep_the_quiet_stream_of_a_front_end_open(streams):
+    headers = {"Authorization": f"Bearer {streams.token('ada')}"}
+    body = {"id": "quiet", "messages": [said("/wait 2\n/say late")]}
+    with httpx.Client(timeout=30, trust_env=False) as http:
+        answer = http.post(streams.url + FRONT_END, json=body, headers=headers)
+    assert answer.headers["x-vercel-ai-ui-message-stream"] == "v1"
+    assert answer.text.count(": keep-alive") > 2
+    assert frames_of(answer.content)[-1][1] == "[DONE]"
