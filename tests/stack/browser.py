@@ -1,7 +1,7 @@
 """A headless Chromium that opens a page of the service and records the errors of the page."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,17 +35,28 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def browsing(browser: Browser, server: str, path: str, *, viewport: Any, tolerated: str = ABORTED) -> Iterator[Page]:
-    """Open the page, in a profile of its own. At the end there must be no error, no violation of the
-    Content-Security-Policy and no request to another host. Messages of Chromium that contain ``tolerated`` are ignored,
-    and requests that the page aborts.
+    """Open the page, in a profile of its own, and watch it."""
+    with browser.new_page(viewport=viewport) as page, watching(page, server, tolerated):
+        page.goto(f"{server}{path}")
+        yield page
+
+
+@contextmanager
+def watching(page: Page, server: str, tolerated: str = ABORTED) -> Iterator[None]:
+    """At the end there must be no error, no violation of the Content-Security-Policy and no request to another host.
+    Messages of Chromium that contain ``tolerated`` are ignored, and requests that the page aborts.
     """
     wrong: list[str] = []
     ours = (server, "data:", "blob:")
-    with browser.new_page(viewport=viewport) as page:
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("requestfailed", lambda asked: wrong.append(f"{asked.failure} {asked.url}"))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None)
-        page.goto(f"{server}{path}")
-        yield page
+    listeners: dict[Any, Callable[[Any], Any]] = {
+        "pageerror": lambda error: wrong.append(str(error)),
+        "console": lambda said: said.type == "error" and wrong.append(said.text),
+        "requestfailed": lambda asked: wrong.append(f"{asked.failure} {asked.url}"),
+        "request": lambda asked: wrong.append(asked.url) if not asked.url.startswith(ours) else None,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
     assert [what for what in wrong if tolerated not in what and ABORTED not in what] == []
