@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.conftest import NOT_NEEDED
 from tests.http_server import serving
 from tests.stack.plugin import given_services
 from tests.stack.process import ROOT
@@ -48,19 +49,19 @@ def app() -> Iterator[tuple[str, Any]]:
 @pytest.fixture(scope="module")
 def stack(app: tuple[str, Any]) -> Iterator[Stack]:
     url, handler = app
-    with Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}) as running:
+    with Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}, without=NOT_NEEDED) as running:
         handler.api = f"{running.url}/api/v1"
         yield running
 
 
 @pytest.fixture
-def open_app(stack: Stack, app: tuple[str, Any], browser: Browser) -> Iterator[Callable[[str], Page]]:
-    """The app, opened by a user, who is asked for a token once."""
+def open_app(stack: Stack, app: tuple[str, Any], browser: Browser) -> Iterator[Callable[[], Page]]:
+    """Opens the app. Its user is asked for a token once."""
     page, wrong, asked = browser.new_page(), list[str](), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
 
-    def opened(user: str) -> Page:
-        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(stack.token(user))))
+    def opened() -> Page:
+        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(stack.token("ada"))))
         page.goto(app[0])
         expect(page.get_by_label("Message")).to_be_visible()
         return page
@@ -87,9 +88,8 @@ def test_the_apps_are_short() -> None:
     assert len(script.splitlines()) <= LINES_MAX
 
 
-@pytest.mark.parametrize("surface", ["session", "public"])
-def test_a_person_chats_in_a_terminal(stack: Stack, surface: str) -> None:
-    client: Client = getattr(stack, surface)("ada")
+def test_a_person_chats_in_a_terminal(stack: Stack) -> None:
+    client = stack.public()
     typed = [CHART, "yes", CHART, "too dear", "/ask Which colour?", "blue", "/say hello", "/fail", ""]
     said = subprocess.run(
         [sys.executable, "chat.py"],
@@ -119,7 +119,7 @@ def test_a_person_chats_in_a_terminal(stack: Stack, surface: str) -> None:
 
 
 def test_the_terminal_shows_all_of_an_answer_though_the_server_restarts(stack: Stack) -> None:
-    client = stack.session("grace")
+    client = stack.session()
     with subprocess.Popen(
         [sys.executable, "chat.py"],
         cwd=EXAMPLES,
@@ -140,8 +140,8 @@ def test_the_terminal_shows_all_of_an_answer_though_the_server_restarts(stack: S
     assert f"you: {run['answer']}\n[completed, {run['totalCreditsUsed']} credits]\n" in said.decode()
 
 
-def test_a_person_approves_refuses_and_answers_in_a_browser(stack: Stack, open_app: Callable[[str], Page]) -> None:
-    client, page = stack.session("bob"), open_app("bob")
+def test_a_person_approves_refuses_and_answers_in_a_browser(stack: Stack, open_app: Callable[[], Page]) -> None:
+    client, page = stack.session(), open_app()
     send(page, CHART)
     expect(page.get_by_text("draw_chart may cost 12 credits")).to_contain_text("<b>Sales</b>")
     page.get_by_role("button", name="Approve").click()
@@ -168,8 +168,8 @@ def test_a_person_approves_refuses_and_answers_in_a_browser(stack: Stack, open_a
     expect(page.locator("p.note").last).to_contain_text(f"{newest(client)['errorMessage']}, ")
 
 
-def test_a_reload_keeps_the_chat_its_question_and_its_answer(stack: Stack, open_app: Callable[[str], Page]) -> None:
-    client, page = stack.session("cleo"), open_app("cleo")
+def test_a_reload_keeps_the_chat_its_question_and_its_answer(stack: Stack, open_app: Callable[[], Page]) -> None:
+    client, page = stack.session(), open_app()
     send(page, "/say one")
     expect(page.get_by_text("completed, ")).to_have_count(1)
     send(page, CHART)
@@ -204,11 +204,11 @@ def test_an_origin_that_is_not_allowed_is_told(app: tuple[str, Any], stack: Stac
     page.close()
 
 
-def test_a_wait_for_credits_is_no_approval(stack: Stack, open_app: Callable[[str], Page]) -> None:
-    client = stack.session("dan")
+def test_a_wait_for_credits_is_no_approval(stack: Stack, open_app: Callable[[], Page]) -> None:
+    client = stack.session()
     chat = client.post("/chats").json()["id"]
     body = {"message": '/usage 1000 0\n/call calculate {"expression": "1"}\n/say on', "maxCredits": 0.5}
-    page = open_app("dan")
+    page = open_app()
     page.evaluate("chat => sessionStorage.setItem('chat', chat)", chat)
     client.post(f"/chats/{chat}/runs", body | {"onCreditsExhausted": "wait"})
     page.reload()
@@ -220,7 +220,7 @@ def test_a_wait_for_credits_is_no_approval(stack: Stack, open_app: Callable[[str
 
 def test_the_page_executes_a_tool_of_its_own(stack: Stack, app: tuple[str, Any], browser: Browser) -> None:
     page = browser.new_page()
-    given = {"Session token": stack.token("bea"), "Which?": "green"}
+    given = {"Session token": stack.token("ada"), "Which?": "green"}
     page.add_init_script(f"window.prompt = (text) => ({json.dumps(given)})[text]")
     page.goto(f"{app[0]}/client_tool.html")
     page.get_by_label("Message").fill('/call pick_colour {"question": "Which?"}\n/say It is {result}.')

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from tests.driver import until
+from tests.e2e.conftest import NOT_NEEDED
 from tests.stack.plugin import given_services
 from tests.stack.process import ROOT, free_port
 from tests.stack.stack import Stack
@@ -28,7 +29,8 @@ Path({path!r}).write_text(create_server_key("shop", ["credits", "session-tokens"
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     key: Path = tmp_path_factory.mktemp("shop") / "key"
     environment = {"SIGNUP_CREDITS": "0.1", "SESSION_TOKENS": "1"}
-    with Stack(**given_services(), environment=environment, prepare=PREPARE.format(path=str(key))) as stack:
+    prepare = PREPARE.format(path=str(key))
+    with Stack(**given_services(), environment=environment, prepare=prepare, without=NOT_NEEDED) as stack:
         port = str(free_port())
         given = {"API": f"{stack.url}/api/v1", "SERVER_KEY": key.read_text(), "SHOP_PORT": port}
         with subprocess.Popen([sys.executable, str(SHOP)], env=given, stderr=subprocess.DEVNULL) as process:

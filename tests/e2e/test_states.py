@@ -6,6 +6,7 @@ import pytest
 import requests
 
 from tests.driver import Driver
+from tests.e2e.conftest import NOT_NEEDED
 from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 
@@ -32,7 +33,7 @@ FAILING = {
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with Stack(**given_services(), environment=LIMITS) as running:
+    with Stack(**given_services(), environment=LIMITS, without=NOT_NEEDED) as running:
         yield running
 
 
@@ -98,14 +99,16 @@ def test_cancelled_while_queued(driver: Driver) -> None:
     driver.cancel(first["id"])
 
 
-def test_failed(driver: Driver) -> None:
+def test_failed(stack: Stack) -> None:
     # The runs execute in parallel, because most of them last until their limit.
-    started = {code: driver.start(message)["id"] for code, message in FAILING.items()}
+    session, public = Driver(stack.session()), Driver(stack.public())
+    started = {code: session.start(message)["id"] for code, message in FAILING.items()}
     for code, run_id in started.items():
-        run = driver.wait(run_id)
-        assert code_of(run) == ("failed", code)
-        assert run["errorMessage"]
-        assert run["pendingWaitpoint"] is None
+        for driver in (session, public):
+            run = driver.wait(run_id)
+            assert code_of(run) == ("failed", code)
+            assert run["errorMessage"]
+            assert run["pendingWaitpoint"] is None
 
 
 def test_failed_by_its_budget(driver: Driver) -> None:
@@ -124,8 +127,8 @@ def test_failed_for_lack_of_credits(stack: Stack) -> None:
     assert driver.finish("Hello")["status"] == "completed"
 
 
-def test_tool_timeout(driver: Driver, silent_server: str) -> None:
-    run = driver.finish(f'/call web_fetch {{"url": "{silent_server}"}}\n/say on')
+def test_tool_timeout(stack: Stack, silent_server: str) -> None:
+    run = Driver(stack.session()).finish(f'/call web_fetch {{"url": "{silent_server}"}}\n/say on')
     assert run["status"] == "completed"
     assert run["toolInvocations"][0]["errorCode"] == "TOOL_TIMEOUT"
 

@@ -2,16 +2,16 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests import node
+from tests.e2e.conftest import NOT_NEEDED
 from tests.http_server import serving
 from tests.stack.plugin import given_services
 from tests.stack.process import ROOT
@@ -38,27 +38,22 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]
     (folder / "node_modules").symlink_to(node.modules(EXAMPLE))
     with (
         serving(partial(Files, directory=folder / "dist")) as url,  # type: ignore[arg-type]
-        Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}) as stack,
+        Stack(**given_services(), environment={"CORS_ALLOWED_ORIGINS": url}, without=NOT_NEEDED) as stack,
     ):
         node.run("npm", "run", "build", folder=folder, packages=EXAMPLE, VITE_API=f"{stack.url}/api/v1")
         yield stack, url
 
 
 @pytest.fixture
-def open_app(app: tuple[Stack, str], browser: Browser) -> Iterator[Callable[[str], tuple[Client, Page]]]:
-    """A user's client, and the app, which asks for a token once."""
+def opened(app: tuple[Stack, str], browser: Browser) -> Iterator[tuple[Client, Page]]:
+    """A user's client, and the app, which asks for a token once and begins a chat."""
     stack, url = app
     page, wrong = browser.new_page(), list[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
-
-    def opened(name: str) -> tuple[Client, Page]:
-        user = f"{name}-{uuid4()}"  # a test that is repeated starts without runs
-        page.once("dialog", lambda dialog: dialog.accept(stack.token(user)))
-        page.goto(url)
-        expect(page.get_by_label("Message")).to_be_visible()
-        return stack.session(user), page
-
-    yield opened
+    page.once("dialog", lambda dialog: dialog.accept(stack.token("ada")))
+    page.goto(url)
+    expect(page.get_by_label("Message")).to_be_visible()
+    yield stack.session(), page
     page.close()
     assert wrong == []
 
@@ -93,8 +88,14 @@ def newest(client: Client) -> dict[str, Any]:
     return whole
 
 
-def test_a_person_approves_refuses_and_answers(open_app: Callable[[str], tuple[Client, Page]]) -> None:
-    client, page = open_app("ada")
+def runs(client: Client) -> list[dict[str, Any]]:
+    """All runs of the chat that the newest one is in, those that were replaced too."""
+    listed: list[dict[str, Any]] = client.get(f"/chats/{newest(client)['chatId']}/runs?replaced=true").json()["items"]
+    return listed
+
+
+def test_a_person_approves_refuses_and_answers(opened: tuple[Client, Page]) -> None:
+    client, page = opened
     send(page, CHART)
     card = page.locator(".card")
     expect(card).to_contain_text("draw_chart wants to spend 12 credits")
@@ -115,14 +116,14 @@ def test_a_person_approves_refuses_and_answers(open_app: Callable[[str], tuple[C
     page.get_by_role("button", name="Answer").click()
     ended(page, 3)
     expect(page.locator(".assistant").last).to_contain_text("blue it is")
-    assert len(client.get("/runs").json()["items"]) == 3
+    assert len(runs(client)) == 3
 
 
 def test_an_answer_continues_after_a_reload_and_after_a_restart(
-    app: tuple[Stack, str], open_app: Callable[[str], tuple[Client, Page]]
+    app: tuple[Stack, str], opened: tuple[Client, Page]
 ) -> None:
-    client, page = open_app("bob")
-    send(page, "/stream 400 40")  # longer than a reload takes on a busy machine
+    client, page = opened
+    send(page, "/stream 80 100")  # longer than a reload takes on a busy machine
     expect(page.locator(".assistant p").first).not_to_be_empty()
     reload(page)
     expect(page.locator(".assistant p").first).not_to_be_empty()
@@ -130,20 +131,20 @@ def test_an_answer_continues_after_a_reload_and_after_a_restart(
     app[0].restart("web")
     ended(page, 1)
     assert page.locator(".assistant div p").all_inner_texts() == [newest(client)["answer"]]
-    assert len(client.get("/runs").json()["items"]) == 1
+    assert len(runs(client)) == 1
 
 
-def test_a_message_that_did_not_arrive_is_sent_again(open_app: Callable[[str], tuple[Client, Page]]) -> None:
-    client, page = open_app("dora")
+def test_a_message_that_did_not_arrive_is_sent_again(opened: tuple[Client, Page]) -> None:
+    client, page = opened
     page.route("**/ai-sdk/chat", lambda route: route.abort(), times=1)
     send(page, "/say heard")
     ended(page, 1)
     expect(page.locator("article p")).to_contain_text(["/say heard", "heard"])
-    assert len(client.get("/runs").json()["items"]) == 1
+    assert len(runs(client)) == 1
 
 
-def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Client, Page]]) -> None:
-    client, page = open_app("cleo")
+def test_a_person_regenerates_edits_and_stops(opened: tuple[Client, Page]) -> None:
+    client, page = opened
     send(page, "/say one")
     ended(page, 1)
     send(page, "/say two")
@@ -154,8 +155,7 @@ def test_a_person_regenerates_edits_and_stops(open_app: Callable[[str], tuple[Cl
     page.get_by_role("button", name="Edit").first.click()
     expect(page.locator(".assistant div p")).to_have_text(["edited"])
     ended(page, 1)
-    runs = client.get("/runs?replaced=true").json()["items"]
-    assert [bool(run["replacedBy"]) for run in runs] == [False, True, True, True]
+    assert [bool(run["replacedBy"]) for run in runs(client)] == [False, True, True, True]
     send(page, "/stream 500 40")
     expect(page.locator(".assistant").nth(1).locator("p").first).not_to_be_empty()
     page.get_by_role("button", name="Stop").click()
