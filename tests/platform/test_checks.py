@@ -1,6 +1,7 @@
-"""System checks. Each test runs them in a separate process with its own environment."""
+"""System checks. What depends on the environment of a process is checked in a separate process."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from django.core.checks import run_checks
 from django.test import override_settings
 
 from config.checks import check_environment
+from config.env import Env
 from runs.models import AgentModel, Provider
 from tests.stack.process import python, run
 
-# Each test starts a process.
+# Most tests start a process.
 pytestmark = pytest.mark.slow
 
 PRODUCTION = {
@@ -51,24 +53,29 @@ def test_valid_production_settings_give_no_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("wrong", "numbers"),
     [
-        ("BASE_URL", "https://agents.example.com"),
-        ("OUTBOUND_ALLOW_PRIVATE", "1"),
-        ("PLAYGROUND_STAFF_ONLY", "0"),
-        ("SESSION_JWKS_URL", "http://id.example.com/jwks"),
-        ("DATABASE_URL", ""),
-        ("REDIS_URL", ""),
-        ("ALLOWED_HOSTS", "other.example.com"),
-        ("ALLOWED_HOSTS", "https://api.example.com"),
-        ("TRUST_FORWARDED_PROTO", "0"),
-        ("TRUSTED_PROXIES", "0"),
+        (
+            {
+                "OUTBOUND_ALLOW_PRIVATE": "1",
+                "PLAYGROUND_STAFF_ONLY": "0",
+                "SESSION_JWKS_URL": "http://id.example.com/jwks",
+                "REDIS_URL": "",
+                "DATABASE_URL": "",
+                "TRUSTED_PROXIES": "0",
+            },
+            (7, 9, 10, 12, 14, 17),
+        ),
+        ({"BASE_URL": "https://agents.example.com", "TRUST_FORWARDED_PROTO": "0"}, (13, 15, 16)),
+        ({"ALLOWED_HOSTS": "other.example.com"}, (15,)),
+        ({"ALLOWED_HOSTS": "https://api.example.com"}, (15,)),
     ],
 )
-def test_a_setting_for_local_use_is_a_warning(tmp_path, name, value):
-    printed = check(tmp_path, PRODUCTION | {name: value})
+def test_a_setting_for_local_use_is_a_warning(tmp_path, wrong, numbers):
+    printed = check(tmp_path, PRODUCTION | wrong)
     assert "WARNINGS" in printed
-    assert name in printed
+    assert set(re.findall(r"api\.W0*(\d+)", printed)) == {str(number) for number in numbers}, printed
+    assert [name for name in wrong if name not in printed] == []
 
 
 @pytest.mark.parametrize("names", [[], ["gpt"], ["demo", "gpt"], ["gpt", "demo"], ["demo"]])
@@ -197,13 +204,19 @@ def test_a_state_directory_that_cannot_be_made_is_reported(tmp_path):
         ("BASE_URL", "https://example.com?a=b"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_reported(tmp_path, name, value):
-    assert f"{name} is not" in check(tmp_path, PRODUCTION | {name: value})
+def test_an_address_that_cannot_be_used_is_reported(name, value):
+    with override_settings(**{name: value}):
+        (error,) = check_environment()
+    assert error.msg.startswith(f"{name} is not")
 
 
 @pytest.mark.parametrize("url", ["mysql://u:p@host/name", "nonsense", "postgres://host:port/name"])
-def test_an_unsupported_database_is_reported(tmp_path, url):
-    assert "DATABASE_URL" in check(tmp_path, PRODUCTION | {"DATABASE_URL": url})
+def test_an_unsupported_database_is_reported(monkeypatch, url):
+    """``deployed/test_first_steps.py`` shows that each process names it."""
+    monkeypatch.setenv("DATABASE_URL", url)
+    env = Env()
+    env.postgres("DATABASE_URL", {})
+    assert env.problems == [("DATABASE_URL", "use postgres://user:password@host:port/name")]
 
 
 def test_a_key_address_without_an_issuer_is_reported(tmp_path):
