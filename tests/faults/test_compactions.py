@@ -45,8 +45,8 @@ def test_a_compaction_is_made_and_paid_once(load: Load, points: tuple[str, str])
         load.runs[run_id] = SAID if message.startswith("/") else Kind(message)
         return run_id
 
-    for number in range(12):
-        load.driver.wait(start(f"remember number {number} " + "word " * 200, model="demo"))
+    for number in range(6):
+        load.driver.wait(start(f"remember number {number} " + "word " * 400, model="demo"))
     stack.kill("runs-2")
     die_at(load, "runs-1", points[0])
     runs = [start("/say a", model="narrow"), start("/say a", model="narrow", onActiveRun="enqueue")]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.conftest import NpmFolder, npm, packages  # noqa: F401
 from tests.driver import Driver
-from tests.faults.load import NOT_NEEDED
+from tests.faults.load import RUNS_ALONE
 from tests.stack.plugin import given_services
 from tests.stack.redis import RedisServer
 from tests.stack.stack import Stack
@@ -29,9 +29,7 @@ def redis_server() -> Iterator[RedisServer]:
 def stack(redis_server: RedisServer) -> Iterator[Stack]:
     """What all tests of this file share. Each has a user of its own."""
     with Stack(
-        **given_services() | {"redis_url": redis_server.url()},
-        environment=SHORT_LEASES,
-        without=("webhooks", *NOT_NEEDED),
+        **given_services() | {"redis_url": redis_server.url()}, environment=SHORT_LEASES, without=RUNS_ALONE
     ) as running:
         yield running
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import require_correct_data
+from tests.faults.load import RUNS_ALONE, require_correct_data
 from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
@@ -13,7 +13,7 @@ SHORT_LEASES = {"RUN_LEASE_SECONDS": "2", "config.settings.RUN_SWEEP_SECONDS": "
 
 def test_killed_workers_lose_nothing(make_stack) -> None:
     """SIGKILL to every worker during five runs: all complete after a restart, and nothing is charged twice."""
-    stack: Stack = make_stack(run_workers=2, environment=SHORT_LEASES)
+    stack: Stack = make_stack(run_workers=2, environment=SHORT_LEASES, without=RUNS_ALONE)
     driver = Driver(stack.session())
     message = "\n".join(
         [
@@ -27,10 +27,10 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
     )
     runs = [driver.start(message)["id"] for _ in range(5)]
     stack.wait_for(lambda: all(driver.get(run)["toolInvocations"] for run in runs))
-    for name in ("runs-1", "runs-2", "webhooks", "maintenance"):
+    for name in ("runs-1", "runs-2"):
         stack.kill(name)
     assert {driver.get(run)["status"] for run in runs} == {"running"}
-    stack.restart("runs-1", "runs-2", "webhooks", "maintenance")
+    stack.restart("runs-1", "runs-2")
     ended = [driver.wait(run, timeout=40) for run in runs]
     assert {run["status"] for run in ended} == {"completed"}
     for run in ended:
@@ -48,9 +48,10 @@ def test_killed_workers_lose_nothing(make_stack) -> None:
 @pytest.mark.timeout(240)
 def test_runs_that_wait_for_credits_outlive_their_workers(make_stack) -> None:
     """The credits suffice for all runs, but for the holds of two at a time. Nothing is lost when workers die."""
-    stack: Stack = make_stack(run_workers=3, environment=SHORT_LEASES | {"SIGNUP_CREDITS": "13"})
+    environment = SHORT_LEASES | {"SIGNUP_CREDITS": "13"}
+    stack: Stack = make_stack(run_workers=2, environment=environment, without=RUNS_ALONE)
     driver = Driver(stack.session())
-    runs = [driver.start("/wait 1\n/say ok")["id"] for _ in range(20)]
+    runs = [driver.start("/wait 1\n/say ok")["id"] for _ in range(12)]
     stack.wait_for(lambda: float(driver.credits()["available"]) < 1, what="holds of most credits")
     waiting = runs.pop()
     driver.cancel(waiting)
@@ -68,7 +69,7 @@ def test_runs_that_wait_for_credits_outlive_their_workers(make_stack) -> None:
 @pytest.mark.timeout(180)
 def test_a_run_that_always_kills_its_worker_fails(make_stack) -> None:
     """The run fails after the default five lost leases, and nothing is charged."""
-    stack: Stack = make_stack(environment=SHORT_LEASES)
+    stack: Stack = make_stack(environment=SHORT_LEASES | {"RUN_LEASE_SECONDS": "1"}, without=RUNS_ALONE)
     driver = Driver(stack.session())
     stack.kill("runs-1")
     process = stack.processes["runs-1"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import QUICK, require_correct_data
+from tests.faults.load import QUICK, RUNS_ALONE, require_correct_data
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.stack.stack import Stack
 from tests.tools.test_mcp import accepts
@@ -19,7 +19,7 @@ Tool.objects.create(
 )
 """
 # Ten minutes, scaled to the seconds that the kills and restarts need.
-SECONDS = 10
+SECONDS = 6
 
 
 def test_a_long_task_survives_the_end_of_every_worker(make_stack: Callable[..., Stack], tmp_path) -> None:
@@ -29,7 +29,7 @@ def test_a_long_task_survives_the_end_of_every_worker(make_stack: Callable[..., 
     try:
         wait_for(lambda: server.check() or accepts(port), 30, "the MCP server's start")
         prepare = TOOL.format(url=f"http://127.0.0.1:{port}/mcp")
-        stack = make_stack(run_workers=2, environment=QUICK, prepare=prepare)
+        stack = make_stack(run_workers=2, environment=QUICK, prepare=prepare, without=RUNS_ALONE)
         driver = Driver(stack.session())
         workers = [name for name in stack.processes if name.startswith("runs")]
         assert len(workers) == 2

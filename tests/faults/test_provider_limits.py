@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import NOT_NEEDED, QUICK
+from tests.faults.load import QUICK, RUNS_ALONE
 from tests.faults.providers import CountingProvider, counting, rows
 from tests.stack.plugin import given_services
 from tests.stack.redis import RedisServer
@@ -59,7 +59,7 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Service]]:
         prepare = "".join(rows(provider, name=name, **PROVIDERS[name][1]) for name, provider in providers.items())
         given = given_services() | ({"redis_url": None} if request.param == "database" else {})
         stack = running.enter_context(
-            Stack(**given, run_workers=2, without=("webhooks", *NOT_NEEDED), environment=ENVIRONMENT, prepare=prepare)
+            Stack(**given, run_workers=2, without=RUNS_ALONE, environment=ENVIRONMENT, prepare=prepare)
         )
         yield lambda name: Service(stack, providers[name], name)
 
@@ -68,15 +68,15 @@ def test_requests_at_the_same_time_are_limited(serve):
     service = serve("three")
     service.provider.close_gate()
     ada = service.driver("ada")
-    runs = service.start(ada, 20)
-    service.running(ada, 20)
+    runs = service.start(ada, 10)
+    service.running(ada, 10)
     with psycopg.connect(service.stack.environment["DATABASE_URL"]) as connection:
         workers = connection.execute("SELECT DISTINCT worker_id FROM runs_run WHERE status = 'running'").fetchall()
         assert len(workers) == 2
     service.provider.open_gate()
     service.complete(ada, runs)
     assert service.provider.most_at_work == 3
-    assert len(service.provider.begun) == 20
+    assert len(service.provider.begun) == 10
 
 
 def test_the_rate_holds_over_all_workers(serve):
@@ -84,7 +84,7 @@ def test_the_rate_holds_over_all_workers(serve):
     ada = service.driver("ada")
     runs = service.start(ada, 22)
     service.running(ada, 10)
-    time.sleep(5)
+    time.sleep(3)
     assert len(service.provider.begun) == 12
     for run_id in runs:
         ada.cancel(run_id)
@@ -96,8 +96,8 @@ def test_a_greedy_user_delays_another_by_one_place(serve):
     service = serve("one")
     greedy, modest = service.driver("greedy"), service.driver("modest")
     service.provider.close_gate()
-    runs = service.start(greedy, 20, "greedy")
-    service.running(greedy, 20)
+    runs = service.start(greedy, 10, "greedy")
+    service.running(greedy, 10)
     run = service.start(modest, 1, "modest")
     service.running(modest, 1)
     time.sleep(1)  # the worker has said that the run waits
@@ -131,9 +131,7 @@ def test_limits_hold_during_an_outage_of_redis():
     with counting(0.1) as provider, RedisServer() as redis:
         given = given_services() | {"redis_url": redis.url()}
         prepare = rows(provider, default=True, max_concurrent=2)
-        with Stack(
-            **given, run_workers=2, without=("webhooks", *NOT_NEEDED), environment=ENVIRONMENT, prepare=prepare
-        ) as stack:
+        with Stack(**given, run_workers=2, without=RUNS_ALONE, environment=ENVIRONMENT, prepare=prepare) as stack:
             service = Service(stack, provider, "counted")
             ada = service.driver("ada")
             runs = service.start(ada, 10)
