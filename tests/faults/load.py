@@ -40,7 +40,8 @@ QUICK = {
     "config.api.idempotency.IDEMPOTENCY_LOCK_SECONDS": "2",
     "config.settings.DATABASE_IDLE_TRANSACTION_SECONDS": "2",
 }
-# Runs and webhooks do without them, so a test that is not about them saves their start and their sweeps.
+# Runs do without them, and webhooks unless their own worker or the broker fails, so other tests save their start and
+# their sweeps.
 NOT_NEEDED = ("maintenance", "beat")
 RUNS_ALONE = ("webhooks", *NOT_NEEDED)
 # The process id of a run's owner.

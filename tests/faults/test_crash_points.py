@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.faults.load import APPROVAL, FAILING, OUTSIDE, PLAIN, QUESTION, STREAM, TOOLS, Load, at_work
+from tests.faults.load import APPROVAL, FAILING, NOT_NEEDED, OUTSIDE, PLAIN, QUESTION, STREAM, TOOLS, Load, at_work
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(180)]
 
@@ -20,7 +20,7 @@ POINTS = (
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Load]:
-    with at_work() as load:
+    with at_work(without=NOT_NEEDED) as load:
         yield load
 
 

@@ -20,14 +20,14 @@ from tests.webhooks.receiver import receiving
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(300)]
 
 # Longer than the following, and than all leases.
-OUTAGE_SECONDS = 12.0
+OUTAGE_SECONDS = 8.0
 LIMITS = {
     "config.kernel.clock.DATABASE_CLOCK_SECONDS": "4",
     "config.settings.DATABASE_TCP_SECONDS": "5",
     "DATABASE_ANSWER_SECONDS": "3",
     "config.settings.DATABASE_LOCK_SECONDS": "2",
     "config.settings.DATABASE_CONNECT_SECONDS": "2",
-    "config.settings.DATABASE_CONN_MAX_AGE": "8",
+    "config.settings.DATABASE_CONN_MAX_AGE": "5",
 }
 # The answer of the database, two attempts to connect, and time for a busy machine.
 BOUND_SECONDS = 20.0
@@ -61,9 +61,9 @@ def load() -> Iterator[Load]:
 
 def test_a_silent_host_delays_work_and_loses_none(load: Load) -> None:
     proxy = load.stack.proxy
-    with load.going(21, seconds=12):
+    with load.going(14, seconds=8):
         run_id = load.start(STREAM)
-        load.stack.wait_for(lambda: len(load.runs) > 10, what="runs in progress")
+        load.stack.wait_for(lambda: len(load.runs) > 7, what="runs in progress")
         proxy.silent = True
         silent_since = time.monotonic()
         while time.monotonic() - silent_since < OUTAGE_SECONDS:
@@ -79,8 +79,8 @@ def test_a_silent_host_delays_work_and_loses_none(load: Load) -> None:
 
 
 def test_connections_to_a_read_only_server_are_replaced(load: Load) -> None:
-    enough = len(load.runs) + 10
-    with load.going(21, seconds=12):
+    enough = len(load.runs) + 7
+    with load.going(14, seconds=8):
         load.stack.wait_for(lambda: len(load.runs) > enough, what="runs in progress")
         database = load.stack.environment["DATABASE_URL"]
         name = urlsplit(database).path.lstrip("/")
@@ -92,7 +92,7 @@ def test_connections_to_a_read_only_server_are_replaced(load: Load) -> None:
             refused = lambda: load.http.post("/chats", {}).status_code == 503  # noqa: E731
             for _ in range(20):
                 load.stack.wait_for(refused, what="a read-only server's refusal")
-            time.sleep(5)  # longer than all leases
+            time.sleep(3)  # longer than all leases
             server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
     load.start(OUTSIDE)
     load.check(timeout=90)

@@ -21,7 +21,7 @@ def load() -> Iterator[Load]:
 
 def test_deploys_move_runs_to_other_workers(load: Load) -> None:
     stack = load.stack
-    with load.going(21, seconds=15):
+    with load.going(14, seconds=10):
         long = load.start(LONG)
         owner = stack.wait_for(lambda: load.sql(OWNER, long), what="the owner of the long run")
         workers = sorted(("runs-1", "runs-2"), key=lambda name: owner != [(stack.processes[name].pid,)])

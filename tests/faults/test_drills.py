@@ -14,7 +14,7 @@ import pytest
 import redis
 import requests
 
-from tests.faults.load import PLAIN, QUESTION, TOOLS, Kind, at_work, require_correct_data
+from tests.faults.load import NOT_NEEDED, PLAIN, QUESTION, TOOLS, Kind, at_work, require_correct_data
 from tests.stack import postgres
 from tests.stack.process import ROOT, Process, free_port, python
 
@@ -57,7 +57,7 @@ def restored() -> Iterator[str]:
 
 
 def test_runs_continue_on_a_restored_database(restored: str) -> None:
-    with at_work() as load:
+    with at_work(without=NOT_NEEDED) as load:
         stack = load.stack
         finished = load.start_all(PLAIN, TOOLS)
         for run_id in finished:
@@ -127,7 +127,7 @@ def next_release(tmp_path: Path) -> Path:
 
 
 def test_an_upgrade_loses_no_run(next_release: Path, tmp_path: Path) -> None:
-    with at_work() as load:
+    with at_work(without=NOT_NEEDED) as load:
         stack = load.stack
         port = free_port()
         new = Process(
@@ -137,7 +137,7 @@ def test_an_upgrade_loses_no_run(next_release: Path, tmp_path: Path) -> None:
             environment=stack.environment | {"PORT": str(port)},
             directory=next_release,
         )
-        with load.going(21, seconds=15), ThreadPoolExecutor(1) as pool:
+        with load.going(14, seconds=10), ThreadPoolExecutor(1) as pool:
             new.start()
             try:
                 ready = lambda: readiness(port)  # noqa: E731
@@ -151,7 +151,7 @@ def test_an_upgrade_loses_no_run(next_release: Path, tmp_path: Path) -> None:
             finally:
                 new.kill()
             load.start(LONG)
-            for name in ("maintenance", "webhooks", "beat", "runs-1", "runs-2", "web"):
+            for name in ("webhooks", "runs-1", "runs-2", "web"):
                 stack.processes[name].directory = next_release
                 stack.restart(name)
         load.check(timeout=90)

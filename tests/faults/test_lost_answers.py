@@ -189,7 +189,7 @@ def test_a_session_that_is_behind_its_stream_reads_the_run_again(bench, events, 
         return written
 
     monkeypatch.setattr(lifecycle, "append_text", append_and_lose)
-    run = bench.finish("/stream 60 40\n/say the end")
+    run = bench.finish("/stream 30 40\n/say the end")
     assert (run["status"], run["errorCode"]) == ("completed", None)
     stored = Run.objects.get()
     assert (stored.lease_token, stored.lease_losses) == (1, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.driver import Driver
-from tests.faults.load import QUICK, Careful, require_correct_data
+from tests.faults.load import QUICK, RUNS_ALONE, Careful, require_correct_data
 from tests.stack.postgres import PostgresServer
 from tests.stack.stack import Client, Stack
 
@@ -24,14 +24,14 @@ Path({path!r}).write_text(create_server_key("shop", ["credits", "session-tokens"
 SCRIPT = '/usage 100 100\n/call calculate {"expression": "6*7"}\n/usage 100 100\n/say {result}'
 # Two turns and the call.
 COST = 2 * 0.2 + 0.1
-USERS, RUNS_EACH = 5, 8
+USERS, RUNS_EACH = 3, 8
 
 
 def test_no_run_is_lost_and_no_balance_goes_below_zero(postgres_server: PostgresServer, tmp_path: Path) -> None:
     environment = QUICK | {"SIGNUP_CREDITS": "0.05", "config.api.viewsets.SERVER_KEY_REQUESTS": "100000"}
     prepare = PREPARE.format(path=str(tmp_path / "key"))
     url = postgres_server.url()
-    with Stack(database_url=url, run_workers=2, environment=environment, prepare=prepare) as stack:
+    with Stack(database_url=url, run_workers=2, environment=environment, prepare=prepare, without=RUNS_ALONE) as stack:
         shop = Careful(Client(f"{stack.url}/api/v1", (tmp_path / "key").read_text(), timeout=5))
         users = [Shopper(stack, shop, f"user-{number}") for number in range(USERS)]
         with ThreadPoolExecutor(8) as threads:

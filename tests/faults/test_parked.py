@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from tests.driver import FINAL, Driver
-from tests.faults.load import NOT_NEEDED, QUICK, Careful, require_correct_data
+from tests.faults.load import QUICK, RUNS_ALONE, Careful, require_correct_data
 from tests.stack.plugin import given_services
 from tests.stack.stack import Stack
 from tests.webhooks.receiver import Receiver, answer, receiving
@@ -111,7 +111,7 @@ def die_at(stack: Stack, name: str, point: str) -> None:
 @pytest.fixture(scope="module")
 def service() -> Iterator[tuple[Stack, Receiver]]:
     """What the following tests share. Each has a user of its own."""
-    with at_work(without=NOT_NEEDED) as (stack, films, _):
+    with at_work(without=RUNS_ALONE) as (stack, films, _):
         yield stack, films
 
 

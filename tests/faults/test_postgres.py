@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.faults.load import NOT_NEEDED, Load, at_work
+from tests.faults.load import Load, at_work
 from tests.stack.postgres import PostgresServer
 
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
@@ -19,7 +19,7 @@ TERMINATE = """
 
 @pytest.fixture(scope="module")
 def load(postgres_server: PostgresServer) -> Iterator[Load]:
-    with at_work(database_url=postgres_server.url(), without=NOT_NEEDED) as load:
+    with at_work(database_url=postgres_server.url()) as load:
         yield load
 
 

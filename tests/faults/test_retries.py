@@ -13,7 +13,7 @@ from tests.stack.process import free_port
 pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytest.mark.timeout(240)]
 
 ATTEMPTS = 2
-MANY = 200
+MANY = 60
 ENVIRONMENT = QUICK | {"MODEL_ATTEMPTS": str(ATTEMPTS), "runs.llm.refusals.MODEL_RETRY_SECONDS": "0.2"}
 # The model ``away`` is never there, so each run asks it twice and then its fallback.
 MODELS = """
