@@ -9,10 +9,9 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without files of bytecode, each process would compile the tests and the packages again.
 unexport PYTHONDONTWRITEBYTECODE
-# On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns. The option
-# costs 40 ms a test, even as --reruns 0.
+# On a shared machine, failed tests can be run again: make test RERUNS=1. The last line counts the reruns.
 RERUNS ?= 0
-PYTEST := $(PY) -m pytest -p no:cacheprovider $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS))
+PYTEST := $(PY) -m pytest -p no:cacheprovider --reruns $(RERUNS)
 # make test ALL=1 COVERAGE=1 measures the branches of the product's code that these tests execute, and fails below the
 # floor of pyproject.toml. The floor is raised when more is covered, and never lowered. It takes twice as long.
 COVERED := $(if $(COVERAGE),--cov --cov-report=term:skip-covered)

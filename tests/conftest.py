@@ -1,6 +1,7 @@
 """Fixtures that the tests of all apps share."""
 
 import logging
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.management.commands import flush
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.operations import DatabaseOperations
-from django.test import override_settings
+from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 from rest_framework.test import APIClient
 from whitenoise.middleware import WhiteNoiseMiddleware
@@ -21,6 +22,7 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 from config.kernel import clock
 from config.kernel.garbage import collect_less_often, freeze_loaded_objects
 from config.queue import publisher
+from runs import catalogue
 from tests import factories
 from tests.tiers import FAST, LONG
 
@@ -106,8 +108,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: tests[item.path] if item.get_closest_marker("stack") else most)
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
     collect_less_often()
+    # With --reruns, a worker writes to the controller before each test, and then asks it. The kernel would hold the
+    # question back for 40 ms, until the first message is acknowledged.
+    if hasattr(config, "workerinput"):
+        config.failures_db.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_unconfigure() -> None:
@@ -136,24 +143,21 @@ def static_files_are_looked_for_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def pages_have_no_limit(settings: Any) -> None:
-    """All tests send their requests from one address."""
-    settings.RATE_LIMIT_PAGES = 0
-
-
 @pytest.fixture(autouse=True, scope="session")
-def permissions_are_kept() -> Iterator[None]:
-    """The flush after a transactional test would otherwise derive all permissions from the models again. It does so
-    only if the test added or deleted some.
+def tables_are_as_installed() -> Iterator[None]:
+    """The flush after a transactional test leaves the rows of a new installation. It derives the permissions from the
+    models again only if the test added or deleted some.
     """
     derive, tables = flush.emit_post_migrate_signal, (ContentType, Permission)
     derived: dict[str, list[int]] = {}
+    others: dict[str, list[str]] = {}
 
     def delete_others(style: Any, connection: BaseDatabaseWrapper, **options: Any) -> list[str]:
-        found = connection.introspection.django_table_names(only_existing=True, include_views=False)
-        kept = {table._meta.db_table for table in tables}
-        return connection.ops.sql_flush(style, [name for name in found if name not in kept], **options)
+        if connection.alias not in others:
+            found = connection.introspection.django_table_names(only_existing=True, include_views=False)
+            kept = {table._meta.db_table for table in tables}
+            others[connection.alias] = [name for name in found if name not in kept]
+        return connection.ops.sql_flush(style, others[connection.alias], **options)
 
     def restore(verbosity: int, interactive: bool, db: str) -> None:
         if derived.get(db) != [table.objects.using(db).count() for table in tables]:
@@ -161,10 +165,13 @@ def permissions_are_kept() -> Iterator[None]:
                 table.objects.using(db).all().delete()
             derive(verbosity, interactive, db)
             derived[db] = [table.objects.using(db).count() for table in tables]
+        factories.seed_catalogue()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flush, "sql_flush", delete_others)
         patch.setattr(flush, "emit_post_migrate_signal", restore)
+        # A new connection would read the descriptions of all tables, which takes longer than most tests.
+        patch.setattr(TransactionTestCase, "_should_reload_connections", lambda case: False)
         yield
 
 
@@ -219,13 +226,9 @@ def nudges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...], 
 
 
 @pytest.fixture(autouse=True)
-def seeded(request: pytest.FixtureRequest) -> None:
-    """Restore the catalogue, because transactional tests empty all tables."""
-    if request.node.get_closest_marker("django_db") or {"db", "transactional_db"} & set(request.fixturenames):
-        request.getfixturevalue(
-            "transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper"
-        )
-        factories.seed_catalogue()
+def seeded() -> None:
+    """The catalogue that this process has read may be that of another test."""
+    catalogue.forget()
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ if os.environ.get("TEST_REDIS_URL"):
     os.environ["REDIS_URL"] = own_database(os.environ["TEST_REDIS_URL"])
 # The receivers and the model servers of the tests listen on loopback.
 os.environ.setdefault("OUTBOUND_ALLOW_PRIVATE", "1")
+# All tests request pages from one address.
+os.environ.setdefault("RATE_LIMIT_PAGES", "0")
 # A shared Redis would add up the requests of parallel tests. Tests of the limits set their own values.
 for _name in ("RATE_LIMIT_SESSION", "RATE_LIMIT_PUBLIC", "RATE_LIMIT_RUN_STARTS", "RATE_LIMIT_UNAUTHENTICATED"):
     os.environ.setdefault(_name, "1000000")
