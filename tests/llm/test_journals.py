@@ -100,7 +100,7 @@ def store(chat: Any, journal: dict[str, Any], origin: str) -> Run:
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", CHECKS)
 @given(data=st.data())
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_provider_accepts_the_transcript_of_any_journal(kind: str, data: Any):
     model = MODEL[kind]
     chat = factories.ChatFactory()
@@ -136,7 +136,7 @@ def test_every_provider_accepts_the_transcript_of_any_journal(kind: str, data: A
 
 @pytest.mark.django_db
 @given(data=st.data())
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_run_has_the_same_bytes_while_it_runs_and_later(data: Any):
     model = MODEL["anthropic"]
     chat = factories.ChatFactory()

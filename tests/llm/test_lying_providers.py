@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runs.catalogue.definitions import KINDS
 from runs.errors import FailureReason
 from runs.llm.base import ModelError
 from runs.llm.registry import client_for
@@ -88,8 +89,16 @@ def usage(provider: str, **counts: Any) -> list[bytes]:
     return data({"type": "message_start", "message": {"usage": counts}}, *ended)
 
 
+def kinds(first: Any, *others: Any) -> list[Any]:
+    """The first with each kind of provider; the others, which all kinds read with the same code, with one."""
+    names = [name for name, kind in KINDS.items() if not kind.is_offline]
+    return [*((name, first) for name in names), *slow(*((names[0], other) for other in others))]
+
+
 @pytest.mark.parametrize(
-    "piece", [b"x" * 65536, *slow(b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000)]
+    ("provider", "piece"),
+    kinds(b"x" * 65536, b"data:\n" * 10_000, b"data: x\n" * 5000, b"data: " + b"[" * 60_000),
+    indirect=["provider"],
 )
 def test_an_event_without_end_is_an_error(lie, piece: bytes) -> None:
     with pytest.raises(ModelError):
@@ -209,7 +218,7 @@ def test_a_head_without_end_is_an_error(lie, settings, head: bytes, forever: byt
         lie(bare=itertools.chain([head], itertools.repeat(forever)))
 
 
-@pytest.mark.parametrize("status", [200, *slow(400)])
+@pytest.mark.parametrize(("provider", "status"), kinds(200, 400), indirect=["provider"])
 def test_a_compressed_answer_is_refused(lie, status: int) -> None:
     bomb = gzip.compress(b"data: " + bytes(64 * MIB))
     head = f"HTTP/1.1 {status} Status\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
