@@ -13,7 +13,7 @@ from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.stack
 
-LIMIT, REQUESTS = 100, 200
+LIMIT, REQUESTS = 30, 60
 
 
 def test_concurrent_requests_are_limited(redis_server: RedisServer, make_stack: Callable[..., Stack]) -> None:
@@ -31,7 +31,7 @@ def test_concurrent_requests_are_limited(redis_server: RedisServer, make_stack: 
 
     for caller, taken in (("user", 200), ("nobody", 401)):
         begun = time.monotonic()
-        with ThreadPoolExecutor(40) as pool:
+        with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _, caller=caller: ask(caller), range(REQUESTS)))
         # The limit refills during the requests.
         returned = (time.monotonic() - begun) * LIMIT / 60
