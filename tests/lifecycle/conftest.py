@@ -38,12 +38,13 @@ class Bench(Driver):
 @pytest.fixture
 def engines(transactional_db, monkeypatch, settings) -> Iterator[Callable[[], Engine]]:
     """Make engines. The last engine receives every published nudge."""
-    settings.RUN_SWEEP_SECONDS = 0.3
+    # A sweep and a beat cost as much as a short run.
+    settings.RUN_SWEEP_SECONDS = 1
     monkeypatch.setattr("runs.engine.engine.RUN_CANCEL_POLL_SECONDS", 0.05)
     monkeypatch.setattr("runs.engine.contacts.LOOK_SECONDS", 0.05)
     # On a busy machine, no lease may end that the test does not end, and such an end is noticed at the next beat.
     settings.RUN_LEASE_SECONDS = 60
-    monkeypatch.setattr("runs.engine.engine.BEATS_PER_LEASE", 150)
+    monkeypatch.setattr("runs.engine.engine.BEATS_PER_LEASE", 60)
     for module in ("calls", "line", "runs", "sweeps", "waitpoints"):
         monkeypatch.setattr(f"runs.lifecycle.{module}.NUDGE_GRACE", timedelta(seconds=0.5))
     catalogue.refresh()
