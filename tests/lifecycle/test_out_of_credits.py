@@ -212,7 +212,7 @@ def test_a_call_over_the_budget_waits_for_a_higher_one(bench, chart):
 def test_many_waiting_runs_never_take_the_account_below_zero(bench, user, staff, settings):
     settings.RUN_USER_LIMIT = 0
     set_available(user, 0.1, staff)
-    started = [bench.start("/usage 500 500\n/say ok", onCreditsExhausted="wait") for _ in range(30)]
+    started = [bench.start("/usage 500 500\n/say ok", onCreditsExhausted="wait") for _ in range(12)]
     until(lambda: Run.objects.filter(status="waiting").count() == len(started))
     left, generator = {run["id"] for run in started}, random.Random(1)
     while left:

@@ -119,11 +119,11 @@ def test_many_waiting_runs_delay_another_users_run_by_one_place(bench, asked):
     limit(max_concurrent=1)
     first = bench.start("/wait 60")["id"]
     until(lambda: asked.at_work == 1)
-    greedy = [bench.start("/wait 0.1")["id"] for _ in range(100)]
-    until(lambda: waiting(bench) == 100)
+    greedy = [bench.start("/wait 0.1")["id"] for _ in range(15)]
+    until(lambda: waiting(bench) == 15)
     modest = Driver(InProcess(factories.session_client(factories.UserFactory())))
     run_id = modest.start("/say done")["id"]
-    until(lambda: waiting(bench) == 101)
+    until(lambda: waiting(bench) == 16)
     bench.cancel(first)
     assert modest.wait(run_id)["status"] == "completed"
     assert asked.runs.index(run_id) <= 2, "after the first run and one of the others"
@@ -153,8 +153,8 @@ def test_a_run_waits_without_thread_and_connection(bench, asked, settings):
     first = bench.start("/wait 60")["id"]
     until(lambda: asked.at_work == 1)
     threads = threading.active_count()
-    runs = [bench.start("/say done")["id"] for _ in range(80)]
-    until(lambda: waiting(bench) == 80)
+    runs = [bench.start("/say done")["id"] for _ in range(30)]
+    until(lambda: waiting(bench) == 30)
     # The database's threads start when they are first used.
     assert threading.active_count() <= threads + settings.RUN_WORKER_DB_THREADS
     assert bench.finish("/say done", model=unlimited())["status"] == "completed"

@@ -28,7 +28,7 @@ def long_chat(bench: Bench, window: Callable[..., None]) -> str:
     """A chat that the window cannot hold."""
     window(100_000, 500)
     chat = bench.chat()
-    fill(bench, chat, 12)
+    fill(bench, chat)
     window(3000, 500)
     return chat
 
@@ -69,8 +69,8 @@ def test_a_chat_continues_after_a_bad_summary(bench: Bench, provider: Provider, 
     monkeypatch.setattr("runs.llm.refusals.MODEL_RETRY_SECONDS", 0)
     chat = long_chat(bench, window)
     provider.summary = BAD[name]  # type: ignore[assignment]
-    for _ in range(6):
-        assert in_chat(bench, chat, "word " * 200)["status"] == "completed"
+    for _ in range(3):
+        assert in_chat(bench, chat, "word " * 400)["status"] == "completed"
     assert provider.refused == 0
     kinds = {"summary"} if name.startswith("repeats") else {"left_out"}
     assert set(Compaction.objects.values_list("kind", flat=True)) == kinds
@@ -330,8 +330,8 @@ def test_a_provider_that_counts_wrongly(bench: Bench, provider: Provider, window
     provider.caches = True
     provider.usage = lambda request: Usage(int(provider.tokens(request) * factor), 1)  # type: ignore[method-assign]
     chat = bench.chat()
-    for number in range(40):
-        run: dict[str, Any] = in_chat(bench, chat, f"number {number} " + "word " * 300)
+    for number in range(15):
+        run: dict[str, Any] = in_chat(bench, chat, f"number {number} " + "word " * 800)
         assert run["status"] == "completed", run
         assert f"number {number - 1} " in provider.sent() or number == 0
     if factor != 0.1:
