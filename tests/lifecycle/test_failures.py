@@ -3,6 +3,7 @@
 import logging
 import re
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import IntegrityError
@@ -123,22 +124,19 @@ def test_budget_is_checked_before_approval_is_requested(bench):
     assert run["toolInvocations"][0]["errorCode"] == "BUDGET_EXCEEDED"
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [
+def test_failed_tool_does_not_fail_the_run(bench):
+    for call, code in (
         ('/call nothing_such {"a": 1}', "UNKNOWN_TOOL"),
         ('/call calculate {"expr": 1}', "INVALID_INPUT"),
         ("/call calculate {oops", "INVALID_INPUT"),
         ('/call calculate {"expression": "1/0"}', "TOOL_ERROR"),
-    ],
-)
-def test_failed_tool_does_not_fail_the_run(bench, call, code):
-    run = bench.finish(f"{call}\n/say went on")
-    assert run["status"] == "completed"
-    (invocation,) = run["toolInvocations"]
-    assert (invocation["status"], invocation["errorCode"]) == ("FAILED", code)
-    assert invocation["creditUsed"] == 0
-    assert bench.credits()["held"] == "0"
+    ):
+        run = bench.finish(f"{call}\n/say went on")
+        assert run["status"] == "completed", call
+        (invocation,) = run["toolInvocations"]
+        assert (invocation["status"], invocation["errorCode"]) == ("FAILED", code), call
+        assert invocation["creditUsed"] == 0, call
+        assert bench.credits()["held"] == "0", call
 
 
 def tool_row(**columns):
@@ -146,26 +144,25 @@ def tool_row(**columns):
     return Tool(**{"name": "find", "price": 0, "approval": "never", **row, **columns})
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "input"),
-    [
-        ('/call nothing_such {"a": {"B_c": [1, 0.5]}}', "UNKNOWN_TOOL", {"a": {"B_c": [1, 0.5]}}),
-        ("/call nothing_such {oops", "UNKNOWN_TOOL", {}),
-        ('/call nothing_such ["a"]', "UNKNOWN_TOOL", {}),
-        ('/call calculate {"expr": 1}', "INVALID_INPUT", {"expr": 1}),
-        ('/call calculate {"expression": ["1"]}', "INVALID_INPUT", {"expression": ["1"]}),
-        ("/call calculate {oops", "INVALID_INPUT", {}),
-        ('/call calculate {"a": 1, "a": 2}', "INVALID_INPUT", {}),
-        ('/call calculate {"a": "' + "x" * 72 + '"}', "INVALID_INPUT", {"a": "x" * 72}),
-        ('/call calculate {"a": "' + "x" * 400 + '"}', "INVALID_INPUT", {}),
-    ],
-)
-def test_refused_call_keeps_the_arguments_of_the_model(bench, monkeypatch, call, code, input):
+REFUSED_CALLS: list[tuple[str, str, Any]] = [
+    ('nothing_such {"a": {"B_c": [1, 0.5]}}', "UNKNOWN_TOOL", {"a": {"B_c": [1, 0.5]}}),
+    ("nothing_such {oops", "UNKNOWN_TOOL", {}),
+    ('nothing_such ["a"]', "UNKNOWN_TOOL", {}),
+    ('calculate {"expr": 1}', "INVALID_INPUT", {"expr": 1}),
+    ('calculate {"expression": ["1"]}', "INVALID_INPUT", {"expression": ["1"]}),
+    ("calculate {oops", "INVALID_INPUT", {}),
+    ('calculate {"a": 1, "a": 2}', "INVALID_INPUT", {}),
+    ('calculate {"a": "' + "x" * 72 + '"}', "INVALID_INPUT", {"a": "x" * 72}),
+    ('calculate {"a": "' + "x" * 400 + '"}', "INVALID_INPUT", {}),
+]
+
+
+def test_refused_call_keeps_the_arguments_of_the_model(bench, monkeypatch):
     """They are as long as the input of a call may be, so that what is stored is bounded."""
     monkeypatch.setattr("runs.tools.schema.TOOL_INPUT_MAX_CHARS", 100)
-    run = bench.finish(f"{call}\n/say went on")
-    (invocation,) = run["toolInvocations"]
-    assert (invocation["errorCode"], invocation["input"]) == (code, input)
+    run = bench.finish("".join(f"/call {call}\n" for call, _, _ in REFUSED_CALLS) + "/say went on")
+    found = [(invocation["errorCode"], invocation["input"]) for invocation in run["toolInvocations"]]
+    assert found == [(code, input) for _, code, input in REFUSED_CALLS]
 
 
 @pytest.mark.timeout(30)
