@@ -21,9 +21,10 @@ from tests.factories import UserFactory
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(params=[4, pytest.param(16, marks=pytest.mark.services)])
-def threads(request) -> int:
-    return request.param
+@pytest.fixture
+def threads() -> int:
+    """SQLite has one writer at a time, so that more threads only wait for longer."""
+    return 16 if connection.vendor == "postgresql" else 4
 
 
 def side_by_side(count: int, work: Callable[[int], Any]) -> list[Any]:
@@ -65,7 +66,7 @@ def test_holds_never_overdraw(threads):
 
     def hold(index: int) -> int:
         placed = 0
-        for _ in range(20):
+        for _ in range(10):
             try:
                 place(user, 2)
                 placed += 2
@@ -133,12 +134,12 @@ def test_concurrent_movements_with_one_cause_move_once(threads):
 def test_a_movement_of_a_run_without_its_lock_happens_once_or_fails(threads):
     user = UserFactory()
     fund(user, 100)
-    for number in range(10):
+    for number in range(5):
         invocation = f"inv_{number}"
         results = side_by_side(threads, lambda _, invocation=invocation: place(user, 5, invocation=invocation))
         assert invocation in results
         assert all(result == invocation or isinstance(result, IntegrityError) for result in results)
-    assert state(user) == (100, 50)
+    assert state(user) == (100, 25)
     assert list(drift()) == []
 
 
@@ -146,7 +147,7 @@ def test_only_one_of_many_settlements_of_a_hold_succeeds(threads):
     user = UserFactory()
     fund(user, 1000)
     place(user, 500)  # enough held credits for a wrong second settlement
-    for _ in range(10):
+    for _ in range(5):
         before, _ = state(user)
         invocation = place(user, 8)
 

@@ -153,7 +153,7 @@ MOMENTS = st.one_of(
 )
 
 
-@settings(max_examples=examples(40), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     second=st.integers(0, 86_399),
     rows=st.lists(

@@ -287,7 +287,7 @@ def test_any_order_of_callbacks_results_answers_crashes_and_cancels_is_right():
     run_state_machine_as_test(
         Parking,
         settings=settings(
-            max_examples=examples(20),
+            max_examples=examples(10),
             stateful_step_count=40,
             deadline=None,
             # Shrinking would take longer than a test may.
