@@ -16,7 +16,7 @@ from tests.stack.plugin import given_services
 from tests.stack.process import Process, free_port, python, wait_for
 from tests.stack.stack import Stack
 from tests.webhooks import receiver as behaviours
-from tests.webhooks.receiver import Behaviour, Receiver, answer, receiving
+from tests.webhooks.receiver import answer, receiving
 
 pytestmark = pytest.mark.stack
 
@@ -142,7 +142,7 @@ def accepts(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def stack(model: str) -> Iterator[Stack]:
-    settings = {"OPENAI_BASE_URL": model, "OPENAI_API_KEY": "sk-test", "TOOL_ANSWER_MAX_BYTES": "5000"}
+    settings = {"OPENAI_BASE_URL": model, "OPENAI_API_KEY": "sk-test"}
     with Stack(**given_services(), environment=settings) as running:
         running.manage("shell", "--no-imports", "-c", MAKE_STAFF)
         yield running
@@ -202,27 +202,15 @@ def test_a_run_calls_an_http_tool(stack: Stack, staff: Staff, called: Any) -> No
     assert not [name for name in stack.processes if SECRET in stack.logs(name, 100_000)]
 
 
-def huge(receiver: Receiver, connection: socket.socket, request: behaviours.Received) -> None:
-    answer(200, json.dumps({"result": "x" * 20_000}).encode())(receiver, connection, request)
-
-
-@pytest.mark.parametrize(
-    ("name", "behaviour", "code"),
-    [
-        ("fails", answer(500, b"no"), "TOOL_ERROR"),
-        ("hangs", behaviours.hang, "TOOL_TIMEOUT"),
-        ("drips", behaviours.drip_body, "TOOL_TIMEOUT"),
-        ("floods", huge, "TOOL_ERROR"),
-        ("lies", answer(200, b'{"result": "", "creditUsed": -1}'), "TOOL_ERROR"),
-    ],
-)
-def test_a_failed_http_tool_call_has_an_error_code(
-    staff: Staff, called: Any, name: str, behaviour: Behaviour, code: str
-) -> None:
-    with receiving(behaviour) as server:
-        staff.add_tool(name, "http", server.url, timeout_seconds="0.8")
-        invocation, _ = called(name, {})
-        assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == ("FAILED", code, 0)
+def test_the_time_limit_of_a_tool_holds_in_a_run(staff: Staff, called: Any) -> None:
+    with receiving(behaviours.hang) as server:
+        staff.add_tool("hangs", "http", server.url, timeout_seconds="0.8")
+        invocation, _ = called("hangs", {})
+        assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == (
+            "FAILED",
+            "TOOL_TIMEOUT",
+            0,
+        )
 
 
 def test_a_run_calls_an_mcp_tool(staff: Staff, called: Any, mcp: str) -> None:
@@ -241,21 +229,10 @@ def test_a_run_calls_an_mcp_tool(staff: Staff, called: Any, mcp: str) -> None:
     assert (invocation["status"], invocation["errorCode"]) == ("FAILED", "INVALID_INPUT")
 
 
-@pytest.mark.parametrize(
-    ("name", "remote", "given", "code"),
-    [
-        ("mcp_fails", "fail", {"reason": "no"}, "TOOL_ERROR"),
-        ("mcp_slow", "slow", {"seconds": 20}, "TOOL_TIMEOUT"),
-        ("mcp_large", "large", {"size": 20_000}, "TOOL_ERROR"),
-        ("mcp_missing", "nothing", {}, "TOOL_ERROR"),
-    ],
-)
-def test_a_failed_mcp_tool_call_has_an_error_code(
-    staff: Staff, called: Any, mcp: str, name: str, remote: str, given: dict[str, Any], code: str
-) -> None:
-    staff.add_tool(name, "mcp", mcp, remote_name=remote, timeout_seconds="4")
-    invocation, _ = called(name, given)
-    assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == ("FAILED", code, 0)
+def test_a_failed_call_of_an_mcp_tool_is_free(staff: Staff, called: Any, mcp: str) -> None:
+    staff.add_tool("mcp_fails", "mcp", mcp, remote_name="fail")
+    invocation, _ = called("mcp_fails", {"reason": "no"})
+    assert (invocation["status"], invocation["errorCode"], invocation["creditUsed"]) == ("FAILED", "TOOL_ERROR", 0)
 
 
 def test_a_run_uses_a_new_model(stack: Stack, staff: Staff) -> None:
