@@ -27,7 +27,7 @@ SHORT = QUICK | {
     "config.settings.WEBHOOK_ATTEMPT_TIMEOUT_SECONDS": "1.5",
     "webhooks.transitions.WEBHOOK_CLAIM_MARGIN_SECONDS": "1",
 }
-USERS, RUNS, CALLS = 5, 4, 8
+USERS, RUNS, CALLS = 4, 3, 8
 DELIVERIES = USERS * RUNS * (CALLS + 2)
 KILLS_EARLY, KILLS_LATE = 2, 1
 SCRIPT = "\n".join(['/call calculate {"expression": "6*7"}'] * CALLS + ["/say done"])
