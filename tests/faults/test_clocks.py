@@ -35,7 +35,7 @@ def load() -> Iterator[Load]:
 
 
 def test_wrong_clocks_change_nothing(load: Load) -> None:
-    with load.going(14, seconds=4):
+    with load.going(7, seconds=3):
         pass
     load.settle()
     load.nobody_answers()

@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.faults, pytest.mark.services, pytes
 # Each test kills several workers, fewer than a run may lose. Each dies while it takes over the runs of the one before.
 POINTS = (
     ("before_model", "after_model", "before_dispatch", "after_dispatch"),
-    ("before_wait", "after_tool"),
-    ("committed_waiting", "committed_running"),
+    ("before_wait", "committed_waiting", "committed_running", "after_tool"),
     ("committed_failed", "committed_completed"),
 )
 

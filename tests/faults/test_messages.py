@@ -29,7 +29,7 @@ def test_repeated_messages_change_nothing(load: Load) -> None:
 
     load.started.append(again)
     try:
-        with load.going(14, seconds=4):
+        with load.going(7, seconds=3):
             pass
         load.check()
     finally:
@@ -46,7 +46,7 @@ def test_a_second_beat_changes_nothing(load: Load) -> None:
     schedule = load.stack.directory / "second-schedule"
     load.stack.add("beat-2", [*CELERY, "beat", "-s", str(schedule), "--pidfile="])
     try:
-        with load.going(14, seconds=4):
+        with load.going(7, seconds=3):
             pass
         load.check()
     finally:
@@ -56,8 +56,8 @@ def test_a_second_beat_changes_nothing(load: Load) -> None:
 def test_runs_complete_without_beat_and_messages(load: Load) -> None:
     """The sweeps of the workers find runs. The jobs of beat are done when beat runs again."""
     load.stack.kill("beat")
-    with redis.Redis.from_url(load.stack.environment["REDIS_URL"]) as client, load.going(14, seconds=5):
-        for _ in range(20):
+    with redis.Redis.from_url(load.stack.environment["REDIS_URL"]) as client, load.going(7, seconds=4):
+        for _ in range(16):
             client.flushdb()
             time.sleep(0.25)
     load.stack.restart("beat")
