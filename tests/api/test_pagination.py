@@ -71,16 +71,19 @@ def test_changes_between_pages_do_not_shift_the_pages(session, five, user):
     assert [item["name"] for item in rest["items"]] == ["2", "1", "0"]
 
 
-@pytest.mark.parametrize(
-    "query",
+INVALID = (
     ["limit=0", "limit=101", "limit=-1", "limit=1.5", "limit=x", "limit=", "limit=%00", "limit=%D9%A3", "limit=1e1"]
     + ["cursor=", "cursor=x", "cursor=%00", "cursor=%FF", "cursor=" + "A" * 5000, "cursor=W10"]
     + ["cursor=" + value for value in ("5", "-key", "5-", "5-a%00b", "-5-key", "5-%ED%A0%80", "9" * 18 + "-a", "5-a-b")]
 )  # fmt: skip
-def test_an_invalid_limit_or_cursor_is_400(session, five, query):
-    response = session.get(f"/api/v1/api-keys?{query}")
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
-    assert list(response.json()["error"]["details"]["fields"]) == [query.partition("=")[0]]
+
+
+def test_an_invalid_limit_or_cursor_is_400(session, five, subtests):
+    for query in INVALID:
+        with subtests.test(query[:100]):
+            response = session.get(f"/api/v1/api-keys?{query}")
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "VALIDATION_ERROR")
+            assert list(response.json()["error"]["details"]["fields"]) == [query.partition("=")[0]]
 
 
 @pytest.mark.parametrize(("size", "lengths"), [(400_000, [2, 2, 1]), (2_000_000, [1] * 5), (1000, [5])])

@@ -224,36 +224,37 @@ def test_one_statement_finds_the_runs(session, user, more):
     assert sum("runs_run" in query["sql"] for query in asked.captured_queries) == 1
 
 
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        ("status=", "status"),
-        ("status=nothing", "status"),
-        ("status=failed,", "status"),
-        ("status=failed, completed", "status"),
-        ("model=", "model"),
-        ("model=%00", "model"),
-        (f"model={'x' * 101}", "model"),
-        ("createdAfter=", "createdAfter"),
-        ("createdAfter=yesterday", "createdAfter"),
-        ("createdAfter=2026-11-20T12:34:56", "createdAfter"),
-        ("createdBefore=0001-01-01T00:00:00%2B23:59", "createdBefore"),
-        ("metadata=1", "metadata"),
-        ("metadata.=1", "metadata."),
-        ("metadata.%C3%A4=1", "metadata.ä"),
-        ("metadata[customer]=1", "metadata[customer]"),
-        ("metadatacustomer=1", "metadatacustomer"),
-        (f"metadata.{'k' * 65}=1", f"metadata.{'k' * 65}"),
-        ("metadata.a=1&metadata.a=1", "metadata.a"),
-        ("metadata.a=%00", "metadata.a"),
-        (f"metadata.a={'x' * 513}", "metadata.a"),
-        ("&".join(f"metadata.{n}=1" for n in range(17)), "metadata"),
-        ("metadata.a=1&cursor=abc", "cursor"),
-        ("status=failed,completed&limit=0", "limit"),
-    ],
-)
-def test_what_is_no_filter_is_refused(session, query, field):
-    assert list(problem(session, query)) == [field]
+NO_FILTERS = [
+    ("status=", "status"),
+    ("status=nothing", "status"),
+    ("status=failed,", "status"),
+    ("status=failed, completed", "status"),
+    ("model=", "model"),
+    ("model=%00", "model"),
+    (f"model={'x' * 101}", "model"),
+    ("createdAfter=", "createdAfter"),
+    ("createdAfter=yesterday", "createdAfter"),
+    ("createdAfter=2026-11-20T12:34:56", "createdAfter"),
+    ("createdBefore=0001-01-01T00:00:00%2B23:59", "createdBefore"),
+    ("metadata=1", "metadata"),
+    ("metadata.=1", "metadata."),
+    ("metadata.%C3%A4=1", "metadata.ä"),
+    ("metadata[customer]=1", "metadata[customer]"),
+    ("metadatacustomer=1", "metadatacustomer"),
+    (f"metadata.{'k' * 65}=1", f"metadata.{'k' * 65}"),
+    ("metadata.a=1&metadata.a=1", "metadata.a"),
+    ("metadata.a=%00", "metadata.a"),
+    (f"metadata.a={'x' * 513}", "metadata.a"),
+    ("&".join(f"metadata.{n}=1" for n in range(17)), "metadata"),
+    ("metadata.a=1&cursor=abc", "cursor"),
+    ("status=failed,completed&limit=0", "limit"),
+]
+
+
+def test_what_is_no_filter_is_refused(session, subtests):
+    for query, field in NO_FILTERS:
+        with subtests.test(query[:100]):
+            assert list(problem(session, query)) == [field]
 
 
 def test_every_problem_is_named(session):
