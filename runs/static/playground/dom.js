@@ -26,6 +26,7 @@ export function svg(tag, attributes, ...content) {
 // --- the chat scrolls with new content while its end is visible -------------------------------------------------
 
 let followed = true;
+let reached = 0; // where the chat was scrolled to last
 
 function look() {
   const box = $("scroll");
@@ -39,9 +40,12 @@ export function watchScroll() {
 }
 
 export function atEnd(change = () => {}) {
+  const box = $("scroll");
+  if (box.scrollTop < reached) look(); // scrolled up, which the event says only with the next frame
   change();
-  if (followed) $("scroll").scrollTop = $("scroll").scrollHeight;
+  if (followed) box.scrollTop = box.scrollHeight;
   else look();
+  reached = box.scrollTop;
 }
 
 export function toEnd() {
