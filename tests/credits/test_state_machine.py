@@ -248,7 +248,7 @@ def test_any_sequence_agrees_with_the_model(monkeypatch):
     run_state_machine_as_test(
         Credits,
         settings=settings(
-            max_examples=examples(12),
+            max_examples=examples(25),
             stateful_step_count=30,
             deadline=None,
             database=None,
