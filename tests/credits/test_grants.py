@@ -328,7 +328,7 @@ REVOKED_TWICE = [("grant", 10, None), ("grant", 9, None), ("revoke", 0, "unspent
 
 
 @pytest.mark.django_db
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 @example(BOUGHT_TWICE)
 @example(REVOKED_LATE)
