@@ -108,9 +108,9 @@ class Listener:
         return [(int(event.id), event.event, event.json()) for event in self.listen(run_id, after)]
 
 
-# Both processes run the same program, so most tests need only one of them. The stream process has few places.
+# Both processes run the same program, so most tests need only one of them.
 SERVERS = ("web", "stream")
-STREAM_CONNECTIONS = 4
+STREAM_CONNECTIONS = 4  # the places of the stream process
 # Run workers sweep for themselves.
 NOT_NEEDED = ("webhooks", "maintenance", "beat")
 
@@ -121,11 +121,8 @@ class StreamStack(Stack):
     def start_processes(self) -> None:
         super().start_processes()
         self.stream_port = free_port()
-        self.process_environment["stream"] = {
-            "PORT": str(self.stream_port),
-            "WEB_THREADS": "4",
-            "STREAM_CONNECTIONS_MAX": str(STREAM_CONNECTIONS),
-        }
+        own = {"PORT": str(self.stream_port), "WEB_THREADS": "4"}
+        self.process_environment["stream"] = {**self.process_environment.get("stream", {}), **own}
         self.add("stream", python("-m", "config.serve", "--host", "127.0.0.1", "--name", "stream"))
         self.wait_for(self.stream_answers, 60, "the stream process's readiness")
 
@@ -166,7 +163,13 @@ SHORT = {
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[StreamStack]:
-    with StreamStack(**given_services(), environment=SHORT, prepare=LONG_ANSWERS, without=NOT_NEEDED) as running:
+    with StreamStack(
+        **given_services(),
+        environment=SHORT,
+        process_environment={"stream": {"STREAM_CONNECTIONS_MAX": str(STREAM_CONNECTIONS)}},
+        prepare=LONG_ANSWERS,
+        without=NOT_NEEDED,
+    ) as running:
         running.token("ada")
         running.manage("grant_credits", "ada", "100000", "--reason", "tests")
         yield running
