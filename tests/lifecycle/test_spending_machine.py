@@ -37,7 +37,8 @@ from tests.tiers import examples
 
 WORKERS = ("wrk_a", "wrk_b")
 PRICES = {"cheap": (500_000, 1_500_000), "dear": (2_000_000, 6_000_000), "free": (0, 0)}
-RUNS = st.integers(0, 1)
+RUNS_MAX = 3
+RUNS = st.integers(0, RUNS_MAX - 1)
 TOKENS = st.sampled_from([0, 1, 50, 400, 1000, 5000, 10**9])
 # What becomes of a transition: its worker dies within it, or the answer to its commit is lost and it is repeated.
 FATES = st.sampled_from(["done", "done", "done", "rolled back", "answer lost"])
@@ -66,8 +67,8 @@ class Worker:
 
 
 class Spending(RuleBasedStateMachine):
-    @initialize(credits=st.sampled_from([1, 3, 10, 50]))
-    def start(self, credits: int) -> None:
+    @initialize(credits=st.sampled_from([3, 10, 50]), budget=st.sampled_from([None, 2.5, 4]))
+    def start(self, credits: int, budget: float | None) -> None:
         self.user: Any = UserFactory()
         self.clerk: Any = UserFactory(is_staff=True)
         self.client = session_client(self.user)
@@ -79,12 +80,16 @@ class Spending(RuleBasedStateMachine):
         self.floor = 0
         # Holds under which text was recorded.
         self.used: set[str] = set()
-        self.start_run(None)
+        # Of the runs that steps need; users also start others.
+        self.budget = budget
+        self.start_run(budget)
 
     # --- users and staff ---------------------------------------------------------------------------------------------
 
     @rule(budget=st.sampled_from([None, 0.7, 1, 2.5, 30]))
     def start_run(self, budget: float | None) -> None:
+        if Run.objects.filter(pk__in=self.runs, status__in=LIVE_RUN_STATUSES).count() >= RUNS_MAX:
+            return
         chat = self.client.post("/api/v1/chats", {}, format="json").json()["id"]
         body = {"message": "Hello"} | ({"maxCredits": budget} if budget else {})
         answer = self.client.post(f"/api/v1/chats/{chat}/runs", body, format="json")
@@ -117,9 +122,6 @@ class Spending(RuleBasedStateMachine):
     def grant_for_a_while(self, amount: int, seconds: int) -> None:
         cause = f"{self.user.pk}:{LedgerEntry.objects.count()}"
         ledger.grant(self.user.pk, amount, cause=cause, expires_at=clock.now() + timedelta(seconds=seconds))
-
-    @rule()
-    def expire(self) -> None:
         sum(expire_grants())
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -203,6 +205,11 @@ class Spending(RuleBasedStateMachine):
             worker.request, worker.attempts = None, 0
             worker.calls = tuple(call for call in done.calls if call.status == "DISPATCHING")
 
+    @rule(at=RUNS, calls=st.sampled_from([0, 1, 2, 2]))
+    def take_turn(self, at: int, calls: int) -> None:
+        """A turn without faults: with these, runs get further than their first request."""
+        self.answer(at=at, tokens_in=400, tokens_out=50, calls=calls, fate="done")
+
     @staticmethod
     def call(run: Run, turn_index: int, number: int) -> ToolInvocation:
         return ToolInvocation(
@@ -280,13 +287,13 @@ class Spending(RuleBasedStateMachine):
         """One of the runs that live; a new one if none does."""
         live = Run.objects.filter(pk__in=self.runs, status__in=LIVE_RUN_STATUSES).order_by("pk")
         if not live.exists():
-            self.start_run(None)
+            self.start_run(self.budget)
         return live[at % len(live)] if live.exists() else None
 
     def worker(self, at: int) -> Worker | None:
         """The worker of a run, which claims the run first if it has none."""
         run = self.run(at)
-        if run and run.pk not in self.workers and (claimed := lifecycle.claim(run.pk, WORKERS[0])):
+        if run and run.pk not in self.workers and (claimed := lifecycle.claim(run.pk, run.worker_id or WORKERS[0])):
             self.load(claimed)
         return self.workers.get(run.pk) if run else None
 
@@ -388,7 +395,7 @@ def test_the_laws_hold_after_each_step_of_any_sequence(monkeypatch):
     run_state_machine_as_test(
         Spending,
         settings=settings(
-            max_examples=examples(20),
+            max_examples=examples(40),
             stateful_step_count=40,
             deadline=None,
             # Shrinking would take longer than a test may.
