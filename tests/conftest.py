@@ -75,15 +75,12 @@ ALONE_FILES = {"test_outages.py", "test_tool_isolation.py", "test_webhook_isolat
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """`make test` runs nothing of these folders and files, so it does not import them."""
     is_slow = collection_path.name in SLOW | SLOW_FILES
-    return True if FAST and (is_slow or (is_long(collection_path) and not LONG)) else None
-
-
-def is_long(path: Path) -> bool:
-    return "/".join(path.parts[-2:]) in LONG_FILES
+    is_long = not LONG and "/".join(collection_path.parts[-2:]) in LONG_FILES
+    return True if FAST and (is_slow or is_long) else None
 
 
 # A test that neither these fixtures nor these markers give the database, servers or processes has the same outcome with
-# every database: pytest-django refuses it all connections. If `make test` runs it, the services suite does not.
+# every database: pytest-django refuses it all connections. `make test ALL=1` runs it, and the services suite does not.
 FIXTURES = {"db", "transactional_db", "django_db_setup", "live_server", "redis_server", "postgres_server"}
 MARKERS = {"django_db", "stack", "services", "faults", "slow"}
 
@@ -99,8 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(shares.name))
         if item.get_closest_marker("faults") and item.path.parent.name not in FAULTS:
             raise pytest.UsageError(f"{item.nodeid}: `make test-faults` looks into {FAULTS} alone")
-        has_servers = MARKERS & {mark.name for mark in item.iter_markers()} or FIXTURES & set(item.fixturenames)
-        if not has_servers and not is_long(item.path):
+        if not MARKERS & {mark.name for mark in item.iter_markers()} and not FIXTURES & set(item.fixturenames):
             item.add_marker(pytest.mark.once)
     # Files that start processes come first, and among them those with the fewest tests, because these tests take
     # longest. A long test at the end would run while the other workers are idle.
