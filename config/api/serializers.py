@@ -42,7 +42,7 @@ class CamelSerializer(serializers.Serializer):
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """As in DRF, but the fields are copied and bound once per class, not once per object."""
         shown: dict[str, Any] = {}
-        for name, field in self._reader().fields.fields.items():
+        for name, field in self._reader().fields.items():
             if isinstance(field, serializers.SerializerMethodField):  # the method may use this serializer's context
                 shown[name] = getattr(self, str(field.method_name))(instance)
                 continue
